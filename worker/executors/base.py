@@ -1,0 +1,60 @@
+"""What every executor promises to the step loop: torch, native, triton and sim alike.
+
+Knows nothing of scheduling; an executor does what the batch says, in one call per step.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.domain.ids import Namespace
+from worker.engine.batch import Batch, StepResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelProfile:
+    """What the loaded model is and costs. Fixed for the life of the worker."""
+
+    model: str
+    """Name callers use, e.g. `smollm2-135m-instruct`."""
+    revision: str
+    """Digest of the weights, hex, 16 characters."""
+    namespace: Namespace
+    """Digest of weights, KV format, layout and numerics."""
+    numerics: str
+    """Digest of what decides the bits of a logit: weights, executor, compute and KV format."""
+    executor: str
+    """`torch`, `native`, `triton` or `sim`."""
+    vocab_size: int
+    max_context_tokens: int
+    page_size: int
+    """Tokens in a page."""
+    page_bytes: int
+    """Bytes of KV of all layers in one page."""
+    weight_bytes: int
+
+
+class ExecutorFault(Exception):
+    """The device or engine is beyond repair: the worker ends and the supervisor restarts it."""
+
+
+class Executor(Protocol):
+    """A model on a device with its KV memory. Called from one thread only."""
+
+    @property
+    def profile(self) -> ModelProfile: ...
+
+    def allocate(self, num_pages: int) -> None:
+        """Allocate the KV memory, once, before the first step."""
+
+    def execute(self, batch: Batch) -> StepResult:
+        """Store the batch's keys and values, compute logits of `out_rows` and draw their tokens.
+
+        A hit equals a miss: a row's logits depend on its own sequence's tokens only, bit for bit,
+        whatever else is in the batch and however the prompt was cut into chunks.
+
+        Raises:
+            ExecutorFault: Nothing more can be computed here.
+        """
+
+    def close(self) -> None:
+        """Release memory and threads."""
