@@ -40,7 +40,9 @@ def stale_files() -> list[str]:
             committed = ROOT / path
             if not committed.exists() or committed.read_bytes() != (Path(folder) / path).read_bytes():
                 stale.append(str(path))
-    known = {p.relative_to(ROOT) for p in (ROOT / "protos").rglob("*_pb2*.py*") if "__pycache__" not in p.parts}
+    known = {
+        p.relative_to(ROOT) for p in (ROOT / "protos").rglob("*_pb2*.py*") if "__pycache__" not in p.parts
+    }
     return sorted(stale + [str(p) for p in known - set(fresh)])
 
 

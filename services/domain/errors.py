@@ -3,7 +3,7 @@
 Knows the code and the reason of an error; knows nothing of grpc or HTTP.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from services.domain.generation import Usage

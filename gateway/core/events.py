@@ -1,0 +1,109 @@
+"""What a generation tells its caller, in order: the use case yields these to every door.
+
+queued* → started → (delta | finished)* → receipt. Every other end is a raised `ServeError`.
+Knows nothing of protobuf, SSE or JSON.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from services.domain.generation import FinishReason, Usage
+from services.domain.ids import RequestId
+
+
+class MissReason(StrEnum):
+    """Why the prompt was not wholly served from the cache."""
+
+    NONE = "none"
+    NEVER_SEEN = "never_seen"
+    EVICTED_FOR_SPACE = "evicted_for_space"
+    EVICTED_BY_POLICY = "evicted_by_policy"
+    WORKER_GONE = "worker_gone"
+    ON_ANOTHER_WORKER = "on_another_worker"
+    OWN_SALT = "own_salt"
+    OPT_OUT = "opt_out"
+    FIRST_DIFFERENCE = "first_difference"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """The request waits; `expected_wait_s` is None while nothing is known."""
+
+    request_id: RequestId
+    position: int
+    expected_wait_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StillWaiting:
+    """Sign of life before the first token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A worker took it."""
+
+    request_id: RequestId
+    model: str
+    model_revision: str
+    prompt_tokens: int
+    cached_tokens: int
+    seed: int
+    cut_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """One token through the whole pipeline: id, bytes, logprob and alternatives are one object."""
+
+    token_id: int
+    token_bytes: bytes
+    logprob: float | None = None
+    top: tuple[tuple[int, bytes, float], ...] = ()
+    """(id, bytes, logprob), most likely first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Text of one choice since its last delta, and the tokens whose text is now out."""
+
+    choice: int
+    text: str
+    tokens: tuple[TokenRecord, ...]
+    """Empty unless ids or logprobs were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """One choice ended well."""
+
+    choice: int
+    reason: FinishReason
+    stop_string: str | None
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What the request cost; always the last event."""
+
+    request_id: RequestId
+    usage: Usage
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+    ttft_s: float
+    tpot_s: float
+    preemptions: int
+    page_seconds: float
+    worker: str
+    attempts: int
+    miss_reason: MissReason
+    first_miss_token: int
+    computed_tokens: int
+    client_label: str
+    exact: bool
+
+
+Event = Queued | StillWaiting | Started | Delta | Finished | Receipt
