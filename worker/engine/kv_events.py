@@ -1,0 +1,41 @@
+"""What the page pool tells about its published blocks.
+
+Knows nothing of sequence numbers or of who listens: the sender numbers events in the order given here.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from services.domain.ids import BlockHash, TenantId
+
+
+class RemovalReason(StrEnum):
+    """Why a published block is gone."""
+
+    EVICTED = "evicted"
+    """Its page was needed for other content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A full block's KV is in a page and may be reused."""
+
+    hash: BlockHash
+    parent: BlockHash | None
+    """The block before it; None for a first block."""
+    tenant: TenantId
+    """Whose request computed it."""
+    depth: int
+    """Index of the block in its sequence, from 0: it ends at token `(depth + 1) * BLOCK_SIZE`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A published block can no longer be reused."""
+
+    hash: BlockHash
+    tenant: TenantId
+    why: RemovalReason
+
+
+KvEvent = Stored | Removed

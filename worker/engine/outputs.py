@@ -1,0 +1,163 @@
+"""What the engine says after each step: one `StepOutputs`, read by the async side and never changed.
+
+Knows nothing of connections: everything is addressed by the handle of its `Submit`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from services.domain.errors import ServeError
+from services.domain.generation import FinishReason, Usage
+from services.domain.ids import RequestKey, TenantId
+from worker.engine.batch import TopLogprobs
+from worker.engine.kv_events import KvEvent
+
+
+@dataclass(frozen=True, slots=True)
+class TokensOut:
+    """Ids drawn for one choice. A stop id is among them (and counted); whoever makes text leaves it out."""
+
+    handle: int
+    choice: int
+    first_position: int
+    """Index of `token_ids[0]` among the choice's output tokens, earlier attempts included."""
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] | None = None
+    """Parallel to `token_ids`; None when not asked for (or, for ids of an earlier attempt, not known)."""
+    top: tuple[TopLogprobs, ...] | None = None
+    """Parallel to `token_ids`; None when no alternatives were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The request has its seat and pages and is about to be computed, or a Submit attached to it."""
+
+    handle: int
+    key: RequestKey
+    cached_tokens: int
+    """Prompt tokens found in the cache at its first start, by its first choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The Submit was not taken; nothing is held for it."""
+
+    handle: int
+    key: RequestKey
+    error: ServeError
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """One sequence of the request lost its pages and will be computed again."""
+
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEnded:
+    """The choice gives no more tokens."""
+
+    handle: int
+    choice: int
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The request is over and holds nothing. Exactly one for every Submit that was not refused."""
+
+    handle: int
+    key: RequestKey
+    tenant: TenantId
+    usage: Usage
+    computed_tokens: int
+    """Tokens run through the model here, recomputed ones included: what fairness charges."""
+    page_seconds: float
+    peak_pages: int
+    queue_s: float
+    """Seconds until its first start; all of its life when it never started."""
+    prefill_s: float
+    """Seconds from its first start to its first token."""
+    decode_s: float
+    """Seconds from its first token to its end."""
+    preemptions: int
+    cancelled: bool = False
+    """Ended by Cancel: nobody listens."""
+    error: ServeError | None = None
+    """None when every choice ended by itself, or when cancelled."""
+
+
+Event = Accepted | Refused | Preempted | ChoiceEnded | Ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantUse:
+    """What a tenant has used since this worker started; only grows."""
+
+    computed_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    page_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStats:
+    """Numbers of one step, and gauges as they stood when it ended."""
+
+    step: int
+    """Counts iterations of the loop that did anything, from 1."""
+    step_s: float
+    """Seconds in the executor; 0 when nothing was computed."""
+    num_rows: int
+    """Sequences in the batch."""
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    waiting: int
+    """Sequences without a seat (never started, or preempted)."""
+    running: int
+    """Sequences with a seat."""
+    states: Mapping[str, int]
+    """Live sequences by state; the sum is `waiting + running`."""
+    live_requests: int
+    oldest_waiting_s: float
+    free_pages: int
+    cached_pages: int
+    held_pages: int
+    preemptions: int
+    allocation_failures: int
+    """Times in this step that somebody could not get pages."""
+    transitions: Mapping[str, int]
+    """Page transitions in this step, by the state entered (plus `reused` and `evicted`)."""
+    prefix_tokens: Mapping[str, int]
+    """Prompt tokens at first starts of this step, `hit` or `miss`; `resumed` counts hits after preemption."""
+    unknown_cancels: int
+    granted: int
+    """Cumulative requests this worker has agreed to take: those taken + free seats, never falling."""
+    taken: int
+    """Cumulative Submits that were not attachments."""
+    startable_pages: int
+    """Pages a new request could have now."""
+    draining: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutputs:
+    """All that came of one step, in the order it must be told: events, then tokens, then ends.
+
+    For each handle: Accepted precedes its tokens, tokens precede ChoiceEnded, ChoiceEnded precedes Ended.
+    """
+
+    begins: tuple[Event, ...] = ()
+    """Accepted, Refused, Preempted; and ends of what was cancelled, expired or superseded before the step."""
+    tokens: tuple[TokensOut, ...] = ()
+    ends: tuple[Event, ...] = ()
+    """ChoiceEnded and Ended that follow from this step's tokens."""
+    kv_events: tuple[KvEvent, ...] = ()
+    started: tuple[RequestKey, ...] = ()
+    """First started in this step (the scheduler's Report)."""
+    ended: tuple[RequestKey, ...] = ()
+    """Ended or refused in this step (the scheduler's Report)."""
+    tenant_use: Mapping[TenantId, TenantUse] = field(default_factory=dict)
+    """Cumulative use of the tenants whose use changed in this step."""
+    stats: StepStats
