@@ -5,25 +5,10 @@ Knows nothing of protobuf, SSE or JSON.
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from services.domain.generation import FinishReason, Usage
 from services.domain.ids import RequestId
-
-
-class MissReason(StrEnum):
-    """Why the prompt was not wholly served from the cache."""
-
-    NONE = "none"
-    NEVER_SEEN = "never_seen"
-    EVICTED_FOR_SPACE = "evicted_for_space"
-    EVICTED_BY_POLICY = "evicted_by_policy"
-    WORKER_GONE = "worker_gone"
-    ON_ANOTHER_WORKER = "on_another_worker"
-    OWN_SALT = "own_salt"
-    OPT_OUT = "opt_out"
-    FIRST_DIFFERENCE = "first_difference"
-    UNKNOWN = "unknown"
+from services.domain.miss_reason import MissReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class GenerationRequest:
     prompt: str | None = None
     token_ids: tuple[int, ...] | None = None
     chat: tuple[ChatTurn, ...] | None = None
-    sampling: SamplingOptions = SamplingOptions()
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
     num_choices: int | None = None
     max_output_tokens: int | None = None
     min_output_tokens: int | None = None
@@ -54,7 +54,7 @@ class GenerationRequest:
     return_token_ids: bool = False
     band: Band | None = None
     request_class: RequestClass | None = None
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     cut_left: bool = False
     """Cut a prompt that is too long from the left instead of refusing it."""
     client_label: str = ""

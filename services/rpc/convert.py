@@ -31,6 +31,7 @@ from services.domain.errors import (
 )
 from services.domain.generation import FinishReason, Limits, SamplingParams, Usage
 from services.domain.ids import PROTOCOL_VERSION, BlockHash, Epoch, RequestId, RequestKey
+from services.domain.miss_reason import MissReason
 
 _ERRORS: dict[str, type[ServeError]] = {
     cls.reason: cls
@@ -88,7 +89,7 @@ def limits_to_pb(limits: Limits) -> types_pb2.Limits:
 
 def limits_from_pb(limits: types_pb2.Limits) -> Limits:
     def seconds(name: str) -> float | None:
-        return getattr(limits, name) / 1000 if limits.HasField(name) else None  # type: ignore[arg-type]
+        return getattr(limits, name) / 1000 if limits.HasField(name) else None
 
     return Limits(
         queue_s=seconds("queue_ms"), first_token_s=seconds("first_token_ms"), total_s=seconds("total_ms")
@@ -199,3 +200,14 @@ def hashes_from_pb(joined: bytes) -> list[BlockHash]:
     if len(joined) % DIGEST_BYTES:
         raise InvalidField("block_hashes", f"length must be a multiple of {DIGEST_BYTES}, got {len(joined)}")
     return [BlockHash(joined[i : i + DIGEST_BYTES]) for i in range(0, len(joined), DIGEST_BYTES)]
+
+
+def miss_reason_to_pb(reason: MissReason) -> types_pb2.MissReason:
+    return types_pb2.MissReason.Value(f"MISS_REASON_{reason.name}")
+
+
+def miss_reason_from_pb(reason: types_pb2.MissReason) -> MissReason:
+    """An unspecified reason is an unknown one."""
+    if reason == types_pb2.MISS_REASON_UNSPECIFIED:
+        return MissReason.UNKNOWN
+    return MissReason[types_pb2.MissReason.Name(reason).removeprefix("MISS_REASON_")]
