@@ -61,9 +61,11 @@ class FinishChoice:
 
 @dataclass(frozen=True, slots=True)
 class SetSlices:
-    """Replace the tenants' slices: most pages each may hold here. A tenant not named has no limit."""
+    """Replace the tenants' slices: most pages each may hold here."""
 
     max_pages: Mapping[TenantId, int]
+    default_max: int | None = None
+    """For tenants not named; None is the whole pool."""
 
 
 @dataclass(frozen=True, slots=True)

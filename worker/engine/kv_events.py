@@ -12,7 +12,7 @@ from services.domain.ids import BlockHash, TenantId
 class RemovalReason(StrEnum):
     """Why a published block is gone."""
 
-    EVICTED = "evicted"
+    SPACE = "space"
     """Its page was needed for other content."""
 
 

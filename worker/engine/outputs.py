@@ -30,12 +30,20 @@ class TokensOut:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The request has its seat and pages and is about to be computed, or a Submit attached to it."""
+    """The engine holds the request now (also: a Submit attached to it)."""
+
+    handle: int
+    key: RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The request has its seat and pages for the first time; prefill begins."""
 
     handle: int
     key: RequestKey
     cached_tokens: int
-    """Prompt tokens found in the cache at its first start, by its first choice."""
+    """Prompt tokens found in the cache, by its first choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,7 @@ class ChoiceEnded:
     handle: int
     choice: int
     reason: FinishReason
+    output_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,15 +97,17 @@ class Ended:
     """None when every choice ended by itself, or when cancelled."""
 
 
-Event = Accepted | Refused | Preempted | ChoiceEnded | Ended
+Event = Accepted | Started | Refused | Preempted | ChoiceEnded | Ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantUse:
     """What a tenant has used since this worker started; only grows."""
 
-    computed_tokens: int = 0
+    uncached_tokens: int = 0
+    """Prompt tokens computed; what a preemption made us compute again is not the tenant's to pay."""
     cached_tokens: int = 0
+    """Prompt tokens found in the cache at first starts."""
     output_tokens: int = 0
     page_seconds: float = 0.0
 
@@ -120,6 +131,8 @@ class StepStats:
     states: Mapping[str, int]
     """Live sequences by state; the sum is `waiting + running`."""
     live_requests: int
+    waiting_tokens: int
+    """Tokens of waiting sequences that are not computed."""
     oldest_waiting_s: float
     free_pages: int
     cached_pages: int
@@ -143,21 +156,23 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutputs:
-    """All that came of one step, in the order it must be told: events, then tokens, then ends.
+    """All that came of one step: its tokens, then its events in the order in which they happened.
 
-    For each handle: Accepted precedes its tokens, tokens precede ChoiceEnded, ChoiceEnded precedes Ended.
+    For each handle Accepted comes first, and no token comes in a step after its ChoiceEnded or Ended.
     """
 
-    begins: tuple[Event, ...] = ()
-    """Accepted, Refused, Preempted; and ends of what was cancelled, expired or superseded before the step."""
     tokens: tuple[TokensOut, ...] = ()
-    ends: tuple[Event, ...] = ()
-    """ChoiceEnded and Ended that follow from this step's tokens."""
+    events: tuple[Event, ...] = ()
     kv_events: tuple[KvEvent, ...] = ()
+    """In order; inside one step every Removed precedes every Stored."""
     started: tuple[RequestKey, ...] = ()
     """First started in this step (the scheduler's Report)."""
-    ended: tuple[RequestKey, ...] = ()
-    """Ended or refused in this step (the scheduler's Report)."""
+    ended: tuple[Ended | Refused, ...] = ()
+    """The same objects as in `events` (the scheduler's Report)."""
     tenant_use: Mapping[TenantId, TenantUse] = field(default_factory=dict)
     """Cumulative use of the tenants whose use changed in this step."""
+    tenant_pages: Mapping[TenantId, int] = field(default_factory=dict)
+    """Pages held now by each tenant for whom that changed in this step."""
+    wants_more: tuple[TenantId, ...] = ()
+    """Tenants that hold 80 % or more of their slice."""
     stats: StepStats
