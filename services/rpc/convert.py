@@ -3,6 +3,8 @@
 Knows both vocabularies and nothing else: no defaults, no validation beyond what the types force.
 """
 
+from typing import cast
+
 from google.protobuf.message import Message
 
 from protos.types.v1 import types_pb2
@@ -160,7 +162,7 @@ def failure_to_pb(error: ServeError) -> types_pb2.Failure:
         retry_after_s=detail.retry_after_s,
         quota=detail.quota,
         usage=None if detail.usage is None else usage_to_pb(detail.usage),
-        metadata=detail.metadata,
+        metadata=dict(detail.metadata),
     )
 
 
@@ -203,7 +205,7 @@ def hashes_from_pb(joined: bytes) -> list[BlockHash]:
 
 
 def miss_reason_to_pb(reason: MissReason) -> types_pb2.MissReason:
-    return types_pb2.MissReason.Value(f"MISS_REASON_{reason.name}")
+    return cast(types_pb2.MissReason, types_pb2.MissReason.Value(f"MISS_REASON_{reason.name}"))
 
 
 def miss_reason_from_pb(reason: types_pb2.MissReason) -> MissReason:
