@@ -13,8 +13,10 @@ from typing import Any
 
 from services.artifacts.digest import digest_files
 from services.artifacts.errors import ArtifactError
+from services.artifacts.folder_tokenizer import tokenizer_from_folder
 from services.artifacts.gguf_config import ROPE_FACTORS_TENSOR, config_of
 from services.artifacts.gguf_file import GgufFile, read_gguf
+from services.artifacts.gguf_tokenizer import tokenizer_from_gguf
 from services.artifacts.model_folder import (
     chat_template_of,
     ids_of,
@@ -23,6 +25,7 @@ from services.artifacts.model_folder import (
 )
 from services.artifacts.safetensors_file import read_tensors
 from services.artifacts.tensors import TensorRef
+from services.artifacts.tokenizer import ModelTokenizer
 
 
 class ArtifactKind(StrEnum):
@@ -55,6 +58,22 @@ class ModelArtifact:
     def revision(self) -> str:
         """16 hex digits that name weights and config; reads the files once (98 MB: 0.1-0.3 s)."""
         return digest_files(self.files)
+
+    @cached_property
+    def tokenizer(self) -> ModelTokenizer:
+        """The model's tokeniser, built on first use (half a second for 49,152 tokens).
+
+        Raises:
+            ArtifactError: The model has none, or one that we do not read.
+        """
+        if self._gguf is not None:
+            return tokenizer_from_gguf(self._gguf.metadata, str(self.path))
+        return tokenizer_from_folder(self.path, self.config)
+
+    @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        """Every id that ends a sequence: the union of all declarations; builds the tokeniser."""
+        return self.declared_eos_ids | self.tokenizer.eos_ids
 
 
 def open_artifact(path: Path | str) -> ModelArtifact:

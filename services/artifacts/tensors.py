@@ -74,7 +74,7 @@ class TensorRef:
         return int(self._mapped.nbytes)
 
     def raw(self) -> NDArray[np.uint8]:
-        """Return the tensor's bytes as mapped, read-only: [rows, bytes of a row] uint8, [bytes] for a vector."""
+        """Return the mapped bytes, read-only: [rows, bytes in a row] uint8, or [bytes] for a vector."""
         if len(self.shape) < 2:
             return self._mapped
         return self._mapped.reshape(*self.shape[:-1], -1)
@@ -124,7 +124,8 @@ def _dequantise(raw: NDArray[np.uint8], tensor: TensorRef) -> NDArray[np.float32
         values = dequantize(raw.reshape(tensor.raw().shape), GGMLQuantizationType[tensor.dtype])
     except (ValueError, NotImplementedError) as exc:
         raise ArtifactError(
-            f"{tensor.file}: tensor {tensor.name} is not readable as {tensor.dtype} ({exc}); fetch the model again"
+            f"{tensor.file}: tensor {tensor.name} is not readable as {tensor.dtype} ({exc});"
+            " fetch the model again"
         ) from exc
     return np.ascontiguousarray(values, np.float32).reshape(tensor.shape)
 

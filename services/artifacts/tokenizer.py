@@ -1,0 +1,185 @@
+"""Turns text into token ids and ids into bytes, for one model.
+
+Knows one rule above all: text that comes from a user never becomes a control id, whatever it spells. Knows
+nothing of chat templates, stop strings or streams. Thread-safe: nothing changes after construction.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from services.artifacts.errors import ArtifactError
+from services.artifacts.vocabulary import bytes_of_tokens
+
+
+class ModelTokenizer:
+    """A model's tokeniser. Ids equal those of the reference library for the same files."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, bos_id: int | None, eos_ids: Iterable[int], add_bos: bool | None
+    ) -> None:
+        """Wrap a loaded tokeniser.
+
+        Args:
+            tokenizer: Owned by this object from now on.
+            bos_id: Id that begins a sequence, None when the model has none.
+            eos_ids: Ends of sequence that the tokeniser's files declare.
+            add_bos: Whether plain text begins with BOS; None asks the tokeniser's own post-processor.
+
+        Raises:
+            ArtifactError: A scheme that cannot be decoded byte by byte.
+        """
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        text = tokenizer.to_str()
+        spec: dict[str, Any] = json.loads(text)
+        self.digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self.bos_id = bos_id
+        self.eos_ids = frozenset(eos_ids)
+        self.add_bos = bos_id is not None and (
+            _begins_with(tokenizer, bos_id) if add_bos is None else add_bos
+        )
+        added = tokenizer.get_added_tokens_decoder()
+        self._control = {token_id: token for token_id, token in added.items() if token.special}
+        self._bytes = bytes_of_tokens(tokenizer.get_vocab(with_added_tokens=True), spec, set(self._control))
+        self.special_tokens = {token.content: token_id for token_id, token in self._control.items()}
+        """Text of every control token -> its id."""
+        self._special_pattern = _special_pattern(self._control.values())
+        unknown = spec["model"].get("unk_token")
+        self._forbidden = frozenset(self._control) - {tokenizer.token_to_id(unknown) if unknown else None}
+        self._plain = tokenizer
+        self._plain.encode_special_tokens = True
+        self._continuation = _without_first_prefix(spec) or tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids the tokeniser knows, from 0; a model's output rows may be padded beyond them."""
+        return len(self._bytes)
+
+    @property
+    def max_token_bytes(self) -> int:
+        """Bytes of the longest token."""
+        return max(map(len, self._bytes))
+
+    def max_chars(self, context_tokens: int) -> int:
+        """Return the longest text worth tokenising: more characters cannot fit into `context_tokens`.
+
+        Every token covers at most `max_token_bytes` bytes and every character takes at least one.
+        """
+        return context_tokens * self.max_token_bytes
+
+    def encode_text(self, text: str, *, add_bos: bool) -> list[int]:
+        """Return the ids of a plain text; spellings of control tokens in it are ordinary characters.
+
+        Args:
+            text: Any text, already checked against `max_chars`.
+            add_bos: Begin with BOS if the model wants one (exactly one, also when the text spells it).
+        """
+        ids = self._encode_ordinary(text, is_first=True)
+        return [self.bos_id, *ids] if add_bos and self.add_bos and self.bos_id is not None else ids
+
+    def encode_rendered(self, text: str, restore: Mapping[int, str] | None = None) -> list[int]:
+        """Return the ids of a rendered template, in which spellings of control tokens count.
+
+        Args:
+            text: The template's output; nothing is added in front of it.
+            restore: Marks that stand for characters which must not take part in a control token
+                (code point -> character, as for `str.translate`); undone before the rest is tokenised.
+        """
+        ids: list[int] = []
+        start = 0
+        for match in self._special_pattern.finditer(text) if self._special_pattern else ():
+            ids += self._encode_ordinary(
+                text[start : match.start()].translate(restore or {}), is_first=not start
+            )
+            ids.append(self.special_tokens[match[match.lastindex or 0]])
+            start = match.end()
+        ids += self._encode_ordinary(text[start:].translate(restore or {}), is_first=not start)
+        return ids
+
+    def count_controls(self, ids: Iterable[int]) -> int:
+        """Return how many of `ids` are control ids."""
+        return sum(token_id in self._control for token_id in ids)
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether the id stands for no text: a control token, or padding of the output rows."""
+        return token_id in self._control or not 0 <= token_id < len(self._bytes)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes a token adds to the text, part of a character at times; b"" for controls."""
+        return b"" if self.is_control(token_id) else self._bytes[token_id]
+
+    def token_text(self, token_id: int) -> str:
+        """Return how the vocabulary spells a token, for people: controls by their name."""
+        if token_id in self._control:
+            return str(self._control[token_id].content)
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of `ids`; controls vanish and bytes that are no UTF-8 become U+FFFD."""
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
+
+    def _encode_ordinary(self, text: str, *, is_first: bool) -> list[int]:
+        if not text:
+            return []
+        tokenizer = self._plain if is_first else self._continuation
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        if self._forbidden.isdisjoint(ids):
+            return ids
+        return self._spell_out(text, ids, encoding.offsets)
+
+    def _spell_out(self, text: str, ids: list[int], offsets: list[tuple[int, int]]) -> list[int]:
+        """Replace control ids that a vocabulary's own merges made of plain text by their characters' ids."""
+        safe: list[int] = []
+        for token_id, (start, end) in zip(ids, offsets, strict=True):
+            if token_id not in self._forbidden:
+                safe.append(token_id)
+                continue
+            for character in text[start:end]:
+                encoded = self._continuation.encode(character, add_special_tokens=False).ids
+                safe += [spelled for spelled in encoded if spelled not in self._forbidden]
+        return safe
+
+
+def _begins_with(tokenizer: Tokenizer, bos_id: int) -> bool:
+    """Whether the tokeniser's post-processor puts `bos_id` in front of a text."""
+    ids: list[int] = tokenizer.encode("a", add_special_tokens=True).ids
+    return ids[:1] == [bos_id]
+
+
+def _special_pattern(tokens: Iterable[Any]) -> re.Pattern[str] | None:
+    """Match any control token, the longest at a place, with the white space that it swallows."""
+    alternatives = [
+        (r"\s*" if token.lstrip else "") + f"({re.escape(token.content)})" + (r"\s*" if token.rstrip else "")
+        for token in sorted(tokens, key=lambda token: -len(token.content))
+        if token.content
+    ]
+    return re.compile("|".join(alternatives)) if alternatives else None
+
+
+def _without_first_prefix(spec: Mapping[str, Any]) -> Tokenizer | None:
+    """Return a copy that puts no space in front, for text after a control token; None if that is moot."""
+    text = json.dumps(spec)
+    edited = text.replace('"prepend_scheme": "first"', '"prepend_scheme": "never"')
+    if edited == text:
+        return None
+    tokenizer = Tokenizer.from_str(edited)
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def parse_tokenizer(text: str, source: str) -> Tokenizer:
+    """Parse the content of a tokenizer.json.
+
+    Raises:
+        ArtifactError: It is damaged or of an unknown version.
+    """
+    try:
+        return Tokenizer.from_str(text)
+    except Exception as exc:  # the library raises bare Exception
+        raise ArtifactError(f"{source}: not a readable tokeniser ({exc}); fetch the model again") from exc
