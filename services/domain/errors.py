@@ -3,14 +3,12 @@
 Knows the code and the reason of an error; knows nothing of grpc or HTTP.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from types import MappingProxyType
 
 from services.domain.generation import Usage
-
-_NO_METADATA: Mapping[str, str] = MappingProxyType({})
 
 
 class Code(Enum):
@@ -40,7 +38,7 @@ class ErrorDetail:
     """The limit that was hit, e.g. `tenant/local/concurrency`."""
     usage: Usage | None = None
     """What the request had used when it ended."""
-    metadata: Mapping[str, str] = _NO_METADATA
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Numbers behind the refusal (need, limit), never text of prompts or outputs."""
 
 

@@ -1,0 +1,200 @@
+"""Turn a ServeError into a gRPC status with details, and back.
+
+The only place where a server's exceptions become statuses. Anything that is no ServeError becomes INTERNAL
+with a correlation id and nothing else; what really happened stays in the server's log.
+"""
+
+import asyncio
+import inspect
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import structlog
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from protos.types.v1 import types_pb2
+from services.chassis.interceptors import guarded
+from services.domain import errors as domain_errors
+from services.domain.errors import Code, ErrorDetail, ServeError
+from services.domain.generation import Usage
+
+DOMAIN = "quire"
+DETAILS_KEY = "grpc-status-details-bin"
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
+DEFAULT_PUSHBACK_S = 1.0
+
+_log = structlog.get_logger()
+
+_BY_REASON: dict[str, type[ServeError]] = {
+    cls.reason: cls
+    for cls in vars(domain_errors).values()
+    if inspect.isclass(cls) and issubclass(cls, ServeError) and cls is not ServeError
+}
+_GRPC_CODES = {code: next(s for s in grpc.StatusCode if s.value[0] == code.value) for code in Code}
+_CODES = {status: code for code, status in _GRPC_CODES.items()}
+
+
+def to_status(error: ServeError) -> status_pb2.Status:
+    """Describe `error` as google.rpc.Status with all details a caller can act on."""
+    detail = error.detail
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=detail.metadata)
+    parts: list[Any] = [info]
+    if detail.field is not None:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=detail.field, description=error.message)
+        parts.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if detail.quota is not None:
+        failure = error_details_pb2.QuotaFailure.Violation(subject=detail.quota, description=error.message)
+        parts.append(error_details_pb2.QuotaFailure(violations=[failure]))
+    if detail.retry_after_s is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(round(detail.retry_after_s * 1000))
+        parts.append(retry)
+    if detail.usage is not None:
+        parts.append(
+            types_pb2.Usage(
+                prompt_tokens=detail.usage.prompt_tokens,
+                cached_tokens=detail.usage.cached_tokens,
+                output_tokens=detail.usage.output_tokens,
+            )
+        )
+    status = status_pb2.Status(code=error.code.value, message=error.message)
+    for part in parts:
+        status.details.add().Pack(part)
+    return status
+
+
+def trailing_metadata(error: ServeError) -> tuple[tuple[str, str | bytes], ...]:
+    """Return what goes with the status: its details, and for UNAVAILABLE when to come back."""
+    details = (DETAILS_KEY, to_status(error).SerializeToString())
+    if error.code is not Code.UNAVAILABLE:
+        return (details,)
+    wait_s = DEFAULT_PUSHBACK_S if error.detail.retry_after_s is None else error.detail.retry_after_s
+    return (details, (PUSHBACK_KEY, str(round(wait_s * 1000))))
+
+
+async def abort(context: grpc.aio.ServicerContext, error: ServeError) -> None:
+    """End the call with `error`'s status. Never returns: gRPC raises."""
+    await context.abort(_GRPC_CODES[error.code], error.message, trailing_metadata(error))
+
+
+def from_rpc_error(error: grpc.RpcError) -> ServeError:
+    """Rebuild the typed error from a failed call; a foreign status keeps its code and message."""
+    code, message = error.code(), error.details() or ""
+    try:
+        status = rpc_status.from_call(_Trailers(error))
+    except ValueError:
+        status = None
+    if status is None:
+        return _make(_CODES.get(code, Code.INTERNAL), code.name, message, ErrorDetail())
+    return from_status(status)
+
+
+def from_status(status: status_pb2.Status) -> ServeError:
+    """Rebuild the typed error; an unknown reason keeps its code and reason on the base type."""
+    values: dict[str, Any] = {}
+    code_name = next((s.name for s in grpc.StatusCode if s.value[0] == status.code), "UNKNOWN")
+    reason = code_name
+    for packed in status.details:
+        reason = _read_detail(packed, values) or reason
+    code = Code(status.code) if status.code in Code._value2member_map_ else Code.INTERNAL
+    return _make(code, reason, status.message, ErrorDetail(**values))
+
+
+def _read_detail(packed: AnyMessage, values: dict[str, Any]) -> str | None:
+    """Add one detail to `values`; return the reason where it holds one."""
+    info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    quota, retry, usage = error_details_pb2.QuotaFailure(), error_details_pb2.RetryInfo(), types_pb2.Usage()
+    if packed.Unpack(info):
+        values["metadata"] = dict(info.metadata)
+        return str(info.reason)
+    if packed.Unpack(bad) and bad.field_violations:
+        values["field"] = bad.field_violations[0].field
+    elif packed.Unpack(quota) and quota.violations:
+        values["quota"] = quota.violations[0].subject
+    elif packed.Unpack(retry):
+        values["retry_after_s"] = retry.retry_delay.ToMilliseconds() / 1000
+    elif packed.Unpack(usage):
+        values["usage"] = Usage(
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            output_tokens=usage.output_tokens,
+        )
+    return None
+
+
+def _make(code: Code, reason: str, message: str, detail: ErrorDetail) -> ServeError:
+    cls = _BY_REASON.get(reason, ServeError)
+    error = cls.__new__(cls)
+    ServeError.__init__(error, message, detail)
+    if cls is ServeError:
+        error.code, error.reason = code, reason
+    return error
+
+
+class _Trailers:
+    """What rpc_status reads, from an error of either the sync or the aio API."""
+
+    def __init__(self, error: grpc.RpcError) -> None:
+        self._error = error
+
+    def code(self) -> grpc.StatusCode:
+        return self._error.code()
+
+    def details(self) -> str:
+        return self._error.details() or ""
+
+    def trailing_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        return tuple(self._error.trailing_metadata() or ())
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Give every call a terminal status: a ServeError its own, anything else INTERNAL and an id.
+
+    Cancellation passes through when the call was cancelled. A handler that raises CancelledError by itself
+    has failed like any other.
+    """
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler | None:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+
+        @asynccontextmanager
+        async def guard(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+            try:
+                yield
+            except ServeError as error:
+                await abort(context, error)
+            except grpc.aio.AbortError:
+                raise
+            except asyncio.CancelledError as exc:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                await abort(context, internal_error(method, exc))
+            except Exception as exc:
+                if context.done() or context.cancelled():
+                    raise  # The peer is gone: nobody can be told.
+                await abort(context, internal_error(method, exc))
+
+        return guarded(handler, guard)
+
+
+def internal_error(method: str, exc: BaseException) -> ServeError:
+    """Log `exc` with its traceback under a fresh correlation id and return what a caller may see."""
+    correlation_id = uuid.uuid4().hex
+    _log.error("call_failed", method=method, correlation_id=correlation_id, exc_info=exc)
+    return ServeError(
+        f"internal error, correlation id {correlation_id}",
+        ErrorDetail(metadata={"correlation_id": correlation_id}),
+    )

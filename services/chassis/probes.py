@@ -1,0 +1,102 @@
+"""HTTP /healthz, /readyz and /metrics for orchestrators and Prometheus, on a port of their own.
+
+Answers GET with one line or the metrics and closes; knows no other HTTP.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from services.chassis.grpc import require_free_port
+from services.chassis.metrics import CONTENT_TYPE, Metrics
+
+_MAX_REQUEST_BYTES = 8192
+_LIMIT_S = 5.0
+_TEXT = "text/plain; charset=utf-8"
+
+
+class Probes:
+    """The probe server of one process; `async with Probes(...)` or start/stop.
+
+    Args:
+        port: 0 takes any free one (see `port` afterwards).
+        is_live: False asks to be restarted: the process is stuck.
+        is_ready: False asks for no new work: warming up or draining.
+        metrics: Served at /metrics; None answers 404 there.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        *,
+        is_live: Callable[[], bool] = lambda: True,
+        is_ready: Callable[[], bool],
+        metrics: Metrics | None = None,
+        host: str = "127.0.0.1",
+    ) -> None:
+        self.port = port
+        self._host = host
+        self._is_live = is_live
+        self._is_ready = is_ready
+        self._metrics = metrics
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            BusyPort: Somebody else listens there.
+        """
+        require_free_port(self._host, self.port)
+        self._server = await asyncio.start_server(
+            self._serve, self._host, self.port, limit=_MAX_REQUEST_BYTES, reuse_port=False
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(
+            OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError
+        ):
+            async with asyncio.timeout(_LIMIT_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                method, _, rest = head.partition(b" ")
+                status, kind, body = self._answer(method, rest.split(b" ")[0].split(b"?")[0])
+                writer.write(
+                    f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n"
+                    "connection: close\r\n\r\n".encode()
+                    + (b"" if method == b"HEAD" else body)
+                )
+                await writer.drain()
+        writer.close()
+
+    def _answer(self, method: bytes, path: bytes) -> tuple[str, str, bytes]:
+        if method not in (b"GET", b"HEAD"):
+            return "405 Method Not Allowed", _TEXT, b"GET only\n"
+        if path == b"/metrics" and self._metrics is not None:
+            return "200 OK", CONTENT_TYPE, self._metrics.render()
+        if path == b"/healthz":
+            return ("200 OK", _TEXT, b"live\n") if self._is_live() else _unavailable(b"stuck\n")
+        if path == b"/readyz":
+            ready = self._is_live() and self._is_ready()
+            return ("200 OK", _TEXT, b"ready\n") if ready else _unavailable(b"not ready\n")
+        return "404 Not Found", _TEXT, b"/healthz, /readyz or /metrics\n"
+
+
+def _unavailable(body: bytes) -> tuple[str, str, bytes]:
+    return "503 Service Unavailable", _TEXT, body
