@@ -5,7 +5,7 @@ channel. Needs neither torch nor any of the services' packages.
 """
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any, Self, Unpack
 
 import grpc
@@ -64,7 +64,7 @@ class AsyncClient:
             model=model,
             timeout_s=timeout_s,
             credentials=credentials,
-            metadata=MappingProxyType(dict(metadata or {})),
+            metadata=dict(metadata or {}),
         )
         self._channel = _channel(self._connection)
         self._stub = gateway_pb2_grpc.GenerateServiceStub(self._channel)  # type: ignore[no-untyped-call]

@@ -3,8 +3,8 @@
 Knows how a call is addressed and authenticated; makes no call itself.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final
 
 import grpc
@@ -34,7 +34,7 @@ class Connection:
     """Seconds for a generation where the call names none."""
     credentials: grpc.ChannelCredentials | None
     """TLS; None is plain text."""
-    metadata: MappingProxyType[str, str] = MappingProxyType({})
+    metadata: Mapping[str, str]
     """Sent with every call, e.g. `traceparent`."""
 
     def call_metadata(self) -> tuple[tuple[str, str], ...]:
