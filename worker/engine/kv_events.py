@@ -14,6 +14,8 @@ class RemovalReason(StrEnum):
 
     SPACE = "space"
     """Its page was needed for other content."""
+    UNTRUSTED = "untrusted"
+    """The request that computed it turned out to give NaN."""
 
 
 @dataclass(frozen=True, slots=True)

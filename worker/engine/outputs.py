@@ -164,7 +164,8 @@ class StepOutputs:
     tokens: tuple[TokensOut, ...] = ()
     events: tuple[Event, ...] = ()
     kv_events: tuple[KvEvent, ...] = ()
-    """In order; inside one step every Removed precedes every Stored."""
+    """In order. Inside one step no block is removed after it was stored, so a receiver may take every Removed
+    first and then every Stored."""
     started: tuple[RequestKey, ...] = ()
     """First started in this step (the scheduler's Report)."""
     ended: tuple[Ended | Refused, ...] = ()

@@ -1,0 +1,151 @@
+"""Collects what one step says, and the cumulative counts behind it, into `StepOutputs`.
+
+Knows nothing of why things happened: the step scheduler tells it.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from services.domain.ids import RequestKey, TenantId
+from worker.engine.batch import TopLogprobs
+from worker.engine.outputs import (
+    Ended,
+    Event,
+    Refused,
+    Started,
+    StepOutputs,
+    StepStats,
+    TenantUse,
+    TokensOut,
+)
+from worker.engine.page_pool import PagePool
+from worker.engine.request import Request
+from worker.engine.sequence import Sequence
+
+
+@dataclass(slots=True)
+class _Use:
+    uncached_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    page_seconds: float = 0.0
+
+
+class StepReport:
+    """Outputs of the step that is being made."""
+
+    def __init__(self, pool: PagePool) -> None:
+        self._pool = pool
+        self._tokens: list[TokensOut] = []
+        self._events: list[Event] = []
+        self._started: list[RequestKey] = []
+        self._ended: list[Ended | Refused] = []
+        self._use: dict[TenantId, _Use] = {}
+        self._used_now: set[TenantId] = set()
+        self._failures_told = 0
+        self.prefix_tokens: Counter[str] = Counter()
+        self.unknown_cancels = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._tokens and not self._events
+
+    def tell(self, event: Event) -> None:
+        """Add an event."""
+        self._events.append(event)
+        if isinstance(event, Started):
+            self._started.append(event.key)
+        elif isinstance(event, Ended | Refused):
+            self._ended.append(event)
+        if isinstance(event, Ended):
+            self._use_of(event.tenant).page_seconds += event.page_seconds
+
+    def first_start(self, request: Request, cached_tokens: int) -> None:
+        """Tell the first start of a request and count what its prompt found in the cache."""
+        self.tell(Started(request.handle, request.key, cached_tokens))
+        self.prefix_tokens["hit"] += cached_tokens
+        self.prefix_tokens["miss"] += len(request.prompt_ids) - cached_tokens
+        self._use_of(request.tenant).cached_tokens += cached_tokens
+
+    def prompt_computed(self, tenant: TenantId, num_tokens: int) -> None:
+        """Count prompt tokens computed for the first time here."""
+        if num_tokens > 0:
+            self._use_of(tenant).uncached_tokens += num_tokens
+
+    def token(
+        self, sequence: Sequence, token_id: int, logprob: float | None, top: TopLogprobs | None
+    ) -> None:
+        """Add the token that a sequence has just been given (already among its output ids)."""
+        request = sequence.request
+        self._tokens.append(
+            TokensOut(
+                request.handle,
+                sequence.choice,
+                len(sequence.output_ids) - 1,
+                (token_id,),
+                None if logprob is None else (logprob,),
+                None if top is None else (top,),
+            )
+        )
+        self._use_of(request.tenant).output_tokens += 1
+
+    def repeat(self, sequence: Sequence, first_position: int) -> None:
+        """Give the tokens from `first_position` on once more, to somebody who has attached."""
+        token_ids = tuple(sequence.output_ids[first_position:])
+        if not token_ids:
+            return
+        logprobs = tuple(value for value in (sequence.logprobs or ())[first_position:] if value is not None)
+        top = tuple(value for value in (sequence.top or ())[first_position:] if value is not None)
+        self._tokens.append(
+            TokensOut(
+                sequence.request.handle,
+                sequence.choice,
+                first_position,
+                token_ids,
+                logprobs if len(logprobs) == len(token_ids) else None,
+                top if len(top) == len(token_ids) else None,
+            )
+        )
+
+    def step_counters(self) -> tuple[dict[str, int], dict[str, int], int, int]:
+        """Return this step's page transitions, prefix tokens, allocation failures and unknown cancels."""
+        failures = self._pool.allocation_failures - self._failures_told
+        self._failures_told = self._pool.allocation_failures
+        counters = (dict(self._pool.transitions), dict(self.prefix_tokens), failures, self.unknown_cancels)
+        self._pool.transitions.clear()
+        self.prefix_tokens.clear()
+        self.unknown_cancels = 0
+        return counters
+
+    def close(self, stats: StepStats) -> StepOutputs:
+        """Return the step's outputs and begin the next one's."""
+        outputs = StepOutputs(
+            tokens=tuple(self._tokens),
+            events=tuple(self._events),
+            kv_events=tuple(self._pool.drain_events()),
+            started=tuple(self._started),
+            ended=tuple(self._ended),
+            tenant_use={tenant: _frozen(self._use[tenant]) for tenant in self._used_now},
+            tenant_pages=self._pool.drain_changed_tenants(),
+            wants_more=tuple(self._pool.wants_more()),
+            stats=stats,
+        )
+        self._tokens, self._events, self._started, self._ended = [], [], [], []
+        self._used_now.clear()
+        return outputs
+
+    def _use_of(self, tenant: TenantId) -> _Use:
+        self._used_now.add(tenant)
+        use = self._use.get(tenant)
+        if use is None:
+            use = self._use[tenant] = _Use()
+        return use
+
+
+def _frozen(use: _Use) -> TenantUse:
+    return TenantUse(
+        uncached_tokens=use.uncached_tokens,
+        cached_tokens=use.cached_tokens,
+        output_tokens=use.output_tokens,
+        page_seconds=use.page_seconds,
+    )

@@ -1,0 +1,172 @@
+"""Who has a seat and which pages: the only place that moves sequences in and out of the running set.
+
+It starts, grows, preempts and releases; it does not choose who is started (admission does) or what is
+computed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from services.domain.block_hash import BLOCK_SIZE
+from services.domain.capacity import pages_for
+from services.domain.ids import TenantId
+from worker.engine.config import EngineConfig
+from worker.engine.kv_events import Stored
+from worker.engine.page_pool import OverSlice, PagePool, PoolShort, Taken
+from worker.engine.preemption import choose_victim
+from worker.engine.prefix_wait import PrefixLeaders
+from worker.engine.sequence import Sequence, SequenceState
+from worker.engine.waiting import WaitingLine
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStarted:
+    """It has its pages; `cached_tokens` of its tokens are already in them."""
+
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitsForPrefix:
+    """Another sequence is computing what it needs."""
+
+
+StartOutcome = SequenceStarted | WaitsForPrefix | PoolShort | OverSlice
+
+
+class Seating:
+    """Seats, pages and the line of one worker."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self.pool = PagePool(config.num_pages, page_size=config.page_size)
+        self.leaders = PrefixLeaders(config.max_prefix_wait_steps)
+        self.line = WaitingLine()
+        self.seated: list[Sequence] = []
+        """In the order in which they took their seats."""
+        self.ranks: Mapping[TenantId, float] = {}
+
+    @property
+    def num_free_seats(self) -> int:
+        return self._config.max_sequences - len(self.seated)
+
+    def headroom(self, starting: Sequence | None = None) -> int:
+        """Return the pages to leave for the growth of the running sequences and of one that starts."""
+        pages = 0
+        for sequence in self.seated:
+            if sequence is not starting and sequence.is_started and not sequence.reserved:
+                pages += min(self._config.headroom_pages, sequence.max_pages - len(sequence.pages))
+        if starting is not None and not self._must_reserve(starting):
+            room = starting.max_pages - pages_for(starting.num_tokens, BLOCK_SIZE)
+            pages += min(self._config.headroom_pages, room)
+        return pages
+
+    def start(self, sequence: Sequence, step: int, now: float) -> StartOutcome:
+        """Give a sequence all pages of its tokens (or of its worst case), cached ones first, or nothing."""
+        hashes = sequence.reusable_hashes()
+        shared = self.pool.match(hashes)
+        if len(shared) < len(hashes) and self.leaders.should_wait(sequence, hashes[len(shared)], step):
+            return WaitsForPrefix()
+        reserve = self._must_reserve(sequence)
+        num_pages = sequence.max_pages if reserve else pages_for(sequence.num_tokens, BLOCK_SIZE)
+        num_new = num_pages - len(shared)
+        tenant = sequence.request.tenant
+        refusal = self.pool.can_take(tenant, num_new + self.headroom(sequence), shared)
+        if isinstance(refusal, PoolShort):
+            return refusal
+        taken = self.pool.take(tenant, num_new, shared)
+        if not isinstance(taken, Taken):
+            return taken
+        sequence.pages.extend(shared)
+        sequence.pages.extend(taken.new_pages)
+        sequence.num_computed = len(shared) * BLOCK_SIZE
+        sequence.num_published = sequence.num_found = len(shared)
+        sequence.high_water = max(sequence.high_water, sequence.num_computed)
+        sequence.reserved = reserve
+        sequence.run += 1
+        sequence.skipped_steps = 0
+        sequence.prefix_watch = None
+        sequence.request.change_pages(num_pages, now)
+        if not sequence.is_seated:
+            self.seated.append(sequence)
+        sequence.state = SequenceState.PREFILL
+        if not sequence.request.cache_opt_out:
+            self.leaders.lead(sequence, sequence.hashes(sequence.num_tokens // BLOCK_SIZE)[len(shared) :])
+        return SequenceStarted(sequence.num_computed)
+
+    def seat_without_pages(self, sequence: Sequence) -> None:
+        """Keep a seat for a member of a group until it can start."""
+        self.seated.append(sequence)
+        sequence.state = SequenceState.PREFIX_WAIT
+
+    def grow(self, sequence: Sequence, now: float) -> list[Sequence]:
+        """Give a running sequence the page of its next token; return who was preempted for it.
+
+        The sequence itself may be the victim: then it has no page and no seat.
+        """
+        victims: list[Sequence] = []
+        while sequence.is_started:
+            taken = self.pool.take(sequence.request.tenant, 1)
+            if isinstance(taken, Taken):
+                sequence.pages.extend(taken.new_pages)
+                sequence.request.change_pages(1, now)
+                break
+            # A tenant at its slice can only be helped by its own sequences. The sequence itself is always
+            # among the candidates: one that holds its worst case never needs a page.
+            candidates = (
+                [seq for seq in self.seated if seq.request.tenant == sequence.request.tenant]
+                if isinstance(taken, OverSlice)
+                else self.seated
+            )
+            victim = choose_victim(candidates, self.ranks)
+            assert victim is not None, "whoever needs a page can be a victim"
+            self.preempt(victim, now)
+            victims.append(victim)
+        return victims
+
+    def preempt(self, sequence: Sequence, now: float) -> None:
+        """Take a started sequence's pages and seat; it waits to be computed again from its tokens."""
+        self.release(sequence, now)
+        sequence.state = SequenceState.PREEMPTED
+        sequence.preemptions += 1
+        sequence.request.preemptions += 1
+        self.line.add([sequence], preempted=True)
+
+    def release(self, sequence: Sequence, now: float) -> None:
+        """Take back all that a sequence holds, from any state; full published blocks stay as cached."""
+        if sequence.state is SequenceState.FINISHED:
+            return
+        if sequence.is_seated:
+            self.seated.remove(sequence)
+        else:
+            self.line.discard(sequence)
+        self.leaders.resign(sequence)
+        if sequence.pages:
+            self.pool.release(sequence.request.tenant, sequence.pages)
+            sequence.request.change_pages(-len(sequence.pages), now)
+            del sequence.pages[:]
+        sequence.num_computed = 0
+        sequence.num_published = 0
+        sequence.reserved = False
+
+    def publish(self, sequence: Sequence) -> None:
+        """Publish the blocks which the finished step completed."""
+        if sequence.request.cache_opt_out:
+            return
+        num_full = sequence.num_computed // BLOCK_SIZE
+        if num_full == sequence.num_published:
+            return
+        hashes = sequence.hashes(num_full)
+        for depth in range(sequence.num_published, num_full):
+            parent = hashes[depth - 1] if depth else None
+            block = Stored(hashes[depth], parent, sequence.request.tenant, depth)
+            sequence.pages[depth] = self.pool.publish(sequence.pages[depth], block)
+        sequence.num_published = num_full
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """Let nobody reuse what the sequence has published since its start; what it found stays."""
+        own = sequence.pages[sequence.num_found : sequence.num_published]
+        self.pool.withdraw(own)
+
+    def _must_reserve(self, sequence: Sequence) -> bool:
+        return sequence.preemptions >= self._config.max_preemptions

@@ -1,0 +1,142 @@
+"""One choice of a request: its tokens, which of them are computed, and the pages that hold them.
+
+Preemption, retry, resume and a cold start are one thing here: a sequence with fewer computed tokens than
+tokens. Knows nothing of other sequences, of the pool's rules or of why it runs.
+"""
+
+from array import array
+from collections.abc import MutableSequence
+from collections.abc import Sequence as SequenceOf
+from enum import StrEnum
+from typing import TYPE_CHECKING, cast
+
+from services.domain.block_hash import BLOCK_SIZE, hash_block
+from services.domain.capacity import pages_for
+from services.domain.generation import FinishReason
+from services.domain.ids import BlockHash
+from worker.engine.batch import TopLogprobs
+from worker.engine.page_pool import PageId
+
+if TYPE_CHECKING:
+    from worker.engine.request import Request
+
+
+class SequenceState(StrEnum):
+    """Where a sequence is. Every live one is in exactly one state."""
+
+    WAITING = "waiting"
+    """Never started; no seat, no pages."""
+    PREFIX_WAIT = "prefix_wait"
+    """Has a seat (a group starts as one) and waits for its first choice's prefix, or for pages; no pages."""
+    PREFILL = "prefill"
+    DECODE = "decode"
+    PREEMPTED = "preempted"
+    """Lost its pages; no seat."""
+    FINISHED = "finished"
+
+
+class Sequence:
+    """Tokens, progress and pages of one choice."""
+
+    __slots__ = (
+        "block_hashes",
+        "choice",
+        "finish_reason",
+        "high_water",
+        "leading",
+        "logprobs",
+        "may_wait_for_prefix",
+        "num_computed",
+        "num_found",
+        "num_published",
+        "output_ids",
+        "pages",
+        "preemptions",
+        "prefix_watch",
+        "prompt_ids",
+        "request",
+        "reserved",
+        "run",
+        "skipped_steps",
+        "state",
+        "top",
+    )
+
+    def __init__(self, request: "Request", choice: int, output_ids: SequenceOf[int]) -> None:
+        self.request = request
+        self.choice = choice
+        self.prompt_ids = request.prompt_ids
+        self.output_ids: list[int] = list(output_ids)
+        self.block_hashes: list[BlockHash] = list(request.block_hashes)
+        self.state = SequenceState.WAITING
+        self.num_computed = 0
+        """Tokens whose KV is in `pages`: counter and cache are one fact, changed only after a step."""
+        self.high_water = 0
+        """Most tokens ever computed or found cached: below it is recomputation."""
+        self.num_found = 0
+        """Leading blocks that its last start took from the cache."""
+        self.num_published = 0
+        """Leading blocks that the pool knows by name."""
+        # An array, because a step's page table is copied from it; typed as what it holds.
+        self.pages = cast(MutableSequence[PageId], array("i"))
+        self.reserved = False
+        """Holds its worst case: needs no further page and is no victim."""
+        self.preemptions = 0
+        self.run = 0
+        """Counts starts, so that a result meant for an earlier one is never applied."""
+        self.skipped_steps = 0
+        self.leading: list[BlockHash] = []
+        """Blocks that others may wait for while this one computes them."""
+        self.prefix_watch: tuple[int, int, int] | None = None
+        """While waiting: identity, progress and step of the leader when it was last seen to move."""
+        self.may_wait_for_prefix = not request.cache_opt_out
+        self.finish_reason: FinishReason | None = None
+        asked = request.sampling.num_logprobs
+        self.logprobs: list[float | None] | None = None if asked is None else [None] * len(self.output_ids)
+        self.top: list[TopLogprobs | None] | None = [None] * len(self.output_ids) if asked else None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def is_seated(self) -> bool:
+        return self.state in _SEATED
+
+    @property
+    def is_started(self) -> bool:
+        """Holds pages and may be in the next step."""
+        return self.state is SequenceState.DECODE or self.state is SequenceState.PREFILL
+
+    @property
+    def max_pages(self) -> int:
+        """Pages of the worst case: the KV of the last output token is never written."""
+        return pages_for(len(self.prompt_ids) + self.request.stop.max_output_tokens - 1, BLOCK_SIZE)
+
+    def ids(self, start: int, num_tokens: int) -> SequenceOf[int]:
+        """Return `num_tokens` of prompt and output from position `start`."""
+        split = len(self.prompt_ids)
+        end = start + num_tokens
+        if start >= split:
+            return self.output_ids[start - split : end - split]
+        if end <= split:
+            return self.prompt_ids[start:end]
+        return [*self.prompt_ids[start:], *self.output_ids[: end - split]]
+
+    def hashes(self, num_blocks: int) -> list[BlockHash]:
+        """Return the names of the first `num_blocks` full blocks, computing those not known yet."""
+        known = self.block_hashes
+        while len(known) < num_blocks:
+            block = self.ids(len(known) * BLOCK_SIZE, BLOCK_SIZE)
+            previous = known[-1] if known else None
+            known.append(hash_block(previous, block, salt=self.request.salt, adapter=self.request.adapter))
+        return known[:num_blocks]
+
+    def reusable_hashes(self) -> list[BlockHash]:
+        """Return the blocks that a hit may take over: the last token is always computed again."""
+        if self.request.cache_opt_out:
+            return []
+        return self.hashes((self.num_tokens - 1) // BLOCK_SIZE)
+
+
+_SEATED = frozenset({SequenceState.PREFIX_WAIT, SequenceState.PREFILL, SequenceState.DECODE})

@@ -1,0 +1,272 @@
+"""Decides what each step computes, and takes in what it gave. The policy core of a worker.
+
+`plan` reads commands and makes a consistent plan: ends first, then decode, then starts, then prefill.
+`apply` is the only place where progress is made. Between the two nothing changes, so no page is given away
+while a step reads or writes it. Reads no clock, knows nothing of threads, devices or streams.
+"""
+
+from collections import Counter
+
+from services.domain.block_hash import BLOCK_SIZE
+from services.domain.errors import BadRow, ErrorDetail, QuotaExceeded
+from worker.engine.admission import Admission, Admissions
+from worker.engine.batch import StepResult
+from worker.engine.commands import Command
+from worker.engine.config import EngineConfig
+from worker.engine.intake import Intake, finish_reason
+from worker.engine.outputs import Preempted, StepOutputs, StepStats
+from worker.engine.page_pool import PagePool
+from worker.engine.prefill_order import share_prefill
+from worker.engine.report import StepReport
+from worker.engine.seating import Seating
+from worker.engine.sequence import Sequence, SequenceState
+from worker.engine.step_plan import Row, StepPlan
+
+
+class StepScheduler:
+    """Continuous batching over one page pool."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._seating = Seating(config)
+        self._report = StepReport(self._seating.pool)
+        self._intake = Intake(config, self._seating, self._report)
+        self._admission = Admission(config, self._seating)
+        self._inbox: list[Command] = []
+        self._in_flight: StepPlan | None = None
+        self._step = 0
+        self._granted = 0
+        self._waits_for_room = False
+
+    # -- questions ------------------------------------------------------------------------------------------
+
+    @property
+    def pool(self) -> PagePool:
+        """The ledger, to be read."""
+        return self._seating.pool
+
+    @property
+    def num_live(self) -> int:
+        """Requests that have not ended."""
+        return len(self._intake.live)
+
+    @property
+    def is_wedged(self) -> bool:
+        """Somebody waits for pages or seats although nobody runs: impossible, hence an alarm."""
+        return self._waits_for_room and not any(seq.is_started for seq in self._seating.seated)
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When the nearest limit of a live request runs out."""
+        deadline = min((request.deadline for request in self._intake.live), default=None)
+        return None if deadline is None or deadline == float("inf") else deadline
+
+    # -- commands -------------------------------------------------------------------------------------------
+
+    def post(self, command: Command) -> None:
+        """Take a command; it acts at the top of the next plan, whatever state its request is in."""
+        self._inbox.append(command)
+
+    def plan(self, now: float) -> StepPlan:
+        """Decide the next step. Every plan must be applied before the next one is made."""
+        assert self._in_flight is None, "the last plan was not applied"
+        self._step += 1
+        # 1. Ends: cancelled, finished and expired work leaves before anything is given to anybody.
+        inbox, self._inbox = self._inbox, []
+        for command in inbox:
+            self._intake.handle(command, now)
+        self._intake.expire(now)
+        # 2. Decode: everyone that generates gets its page; victims are known before any row exists.
+        preempted = self._grow_decodes(now)
+        # 3. Starts, within what decode leaves of the step.
+        num_decode = sum(1 for seq in self._seating.seated if seq.state is SequenceState.DECODE)
+        config = self._config
+        budget = config.max_step_tokens - num_decode
+        if num_decode:
+            budget = min(budget, config.max_prefill_tokens)
+        admissions = self._admission.admit(budget, self._step, now)
+        preempted += admissions.preempted
+        self._tell_admissions(admissions, now)
+        for sequence in preempted:
+            self._report.tell(Preempted(sequence.request.handle))
+        self._waits_for_room = admissions.waits_for_room
+        # 4. Rows: decode first, then prefill's shares.
+        rows = [
+            Row(seq, seq.run, seq.num_computed, 1, True, True)
+            for seq in self._seating.seated
+            if seq.state is SequenceState.DECODE
+        ]
+        num_decode = len(rows)
+        prefills = [seq for seq in self._seating.seated if seq.state is SequenceState.PREFILL]
+        num_prefill = 0
+        for seq, num_tokens in share_prefill(prefills, budget, config.max_prefill_skips):
+            samples = seq.num_computed + num_tokens == seq.num_tokens
+            rows.append(Row(seq, seq.run, seq.num_computed, num_tokens, False, samples))
+            num_prefill += num_tokens
+        has_outputs = not self._report.is_empty
+        self._in_flight = StepPlan(
+            self._step, tuple(rows), num_decode, num_prefill, tuple(preempted), has_outputs
+        )
+        return self._in_flight
+
+    def apply(
+        self, plan: StepPlan, result: StepResult | None, now: float, step_s: float = 0.0
+    ) -> StepOutputs:
+        """Take in what a plan's step drew, and return all that there is to tell.
+
+        Args:
+            result: Rows parallel to the plan's sampling rows; None for a plan without rows.
+            step_s: Seconds the step took, for the statistics.
+        """
+        assert plan is self._in_flight, "only the plan in flight can be applied"
+        self._in_flight = None
+        if plan.rows:
+            assert result is not None, "a plan with rows needs a result"
+            self._apply_rows(plan, result, now)
+        return self._report.close(self._stats(plan, step_s, now))
+
+    # -- parts of plan --------------------------------------------------------------------------------------
+
+    def _grow_decodes(self, now: float) -> list[Sequence]:
+        """Give each generating sequence the page of its next token, the most important first."""
+        growing = [
+            seq
+            for seq in self._seating.seated
+            if seq.state is SequenceState.DECODE and len(seq.pages) * BLOCK_SIZE <= seq.num_computed
+        ]
+        if len(growing) > 1:
+            growing.sort(key=lambda seq: (seq.request.band, seq.request.arrival))
+        preempted: list[Sequence] = []
+        for sequence in growing:
+            if sequence.is_started:
+                preempted += self._seating.grow(sequence, now)
+        return preempted
+
+    def _tell_admissions(self, admissions: Admissions, now: float) -> None:
+        for sequence, cached_tokens in admissions.started:
+            request = sequence.request
+            if request.started_at is None:
+                request.started_at = now
+                request.cached_tokens = min(cached_tokens, len(request.prompt_ids))
+                self._report.first_start(request, request.cached_tokens)
+            elif sequence.preemptions:
+                self._report.prefix_tokens["resumed"] += cached_tokens
+        for sequence in admissions.impossible:
+            request = sequence.request
+            if sequence.state is not SequenceState.FINISHED:
+                limit = self.pool.slice_of(request.tenant)
+                error = QuotaExceeded(
+                    f"needs {sequence.max_pages} KV pages, the tenant's slice is {limit}",
+                    ErrorDetail(quota="tenant/kv_pages", usage=request.usage),
+                )
+                self._intake.end_request(request, now, error=error)
+
+    # -- parts of apply -------------------------------------------------------------------------------------
+
+    def _apply_rows(self, plan: StepPlan, result: StepResult, now: float) -> None:
+        token_ids: list[int] = result.token_ids.tolist()
+        failed: list[bool] = result.failed.tolist()
+        out = 0
+        for row in plan.rows:
+            index = out
+            out += row.samples
+            seq = row.sequence
+            if seq.run != row.run or not seq.is_started:
+                # A sibling's bad row has ended its request in this very loop.
+                continue
+            if row.samples and failed[index]:
+                # Its keys and values may be as bad as its logits: nothing of this step is published, and
+                # what earlier chunks have published is withdrawn.
+                self._seating.withdraw(seq)
+                usage = ErrorDetail(usage=seq.request.usage)
+                error = BadRow("the model produced no usable distribution", usage)
+                self._intake.end_request(seq.request, now, error=error)
+                continue
+            self._advance(row)
+            if row.samples:
+                self._take_token(seq, token_ids[index], index, result, now)
+
+    def _advance(self, row: Row) -> None:
+        """Record that a row's tokens are computed, and publish the blocks they complete."""
+        seq = row.sequence
+        request = seq.request
+        start, end = row.start, row.start + row.num_tokens
+        seq.num_computed = end
+        request.computed_tokens += row.num_tokens
+        num_entered = -(-end // BLOCK_SIZE) - -(-start // BLOCK_SIZE)
+        if num_entered:
+            self.pool.transitions["decode" if row.is_decode else "prefill"] += num_entered
+        if not row.is_decode:
+            fresh = min(end, len(seq.prompt_ids)) - max(start, seq.high_water)
+            self._report.prompt_computed(request.tenant, fresh)
+        seq.high_water = max(seq.high_water, end)
+        self._seating.publish(seq)
+
+    def _take_token(self, seq: Sequence, token_id: int, index: int, result: StepResult, now: float) -> None:
+        if seq.state is SequenceState.PREFILL:
+            seq.state = SequenceState.DECODE
+            self._seating.leaders.resign(seq)
+        request = seq.request
+        if request.first_token_at is None:
+            request.first_token_at = now
+        seq.output_ids.append(token_id)
+        logprob = top = None
+        if seq.logprobs is not None:
+            logprob = float(result.logprobs[index])
+            seq.logprobs.append(logprob)
+            if seq.top is not None:
+                top = result.top[index]
+                seq.top.append(top)
+        self._report.token(seq, token_id, logprob, top)
+        reason = finish_reason(seq)
+        if reason is not None:
+            self._intake.end_sequence(seq, reason, now)
+
+    def _stats(self, plan: StepPlan, step_s: float, now: float) -> StepStats:
+        seating, pool = self._seating, self.pool
+        states = Counter(seq.state.value for seq in seating.seated)
+        waiting_tokens = 0
+        oldest = now
+        for entry in seating.line:
+            for seq in entry.sequences:
+                states[seq.state.value] += 1
+                waiting_tokens += seq.num_tokens
+            oldest = min(oldest, entry.request.submitted_at)
+        transitions, prefix_tokens, failures, unknown_cancels = self._report.step_counters()
+        startable = max(0, pool.num_available - seating.headroom())
+        return StepStats(
+            step=plan.step,
+            step_s=step_s,
+            num_rows=len(plan.rows),
+            num_prefill_tokens=plan.num_prefill_tokens,
+            num_decode_tokens=plan.num_decode_tokens,
+            waiting=seating.line.num_sequences,
+            running=len(seating.seated),
+            states=states,
+            live_requests=len(self._intake.live),
+            waiting_tokens=waiting_tokens,
+            oldest_waiting_s=now - oldest,
+            free_pages=pool.num_free,
+            cached_pages=pool.num_cached,
+            held_pages=pool.num_held,
+            preemptions=len(plan.preempted),
+            allocation_failures=failures,
+            transitions=transitions,
+            prefix_tokens=prefix_tokens,
+            unknown_cancels=unknown_cancels,
+            granted=self._grant(startable),
+            taken=self._intake.num_taken,
+            startable_pages=startable,
+            draining=self._intake.is_draining,
+        )
+
+    def _grant(self, startable_pages: int) -> int:
+        """Return the cumulative grants: one per Submit taken and one per free seat, when there is room.
+
+        None is added while somebody waits for room, or when a step's prefill would not find pages.
+        """
+        needed = min(-(-self._config.max_prefill_tokens // BLOCK_SIZE), self.pool.num_total // 8)
+        if not (self._waits_for_room or self._intake.is_draining or startable_pages < needed):
+            seats = self._seating.num_free_seats - self._seating.line.num_sequences
+            self._granted = max(self._granted, self._intake.num_taken + max(0, seats))
+        return self._granted
