@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from services.artifacts.chat_template import ChatTemplate
 from services.artifacts.digest import digest_files
 from services.artifacts.errors import ArtifactError
 from services.artifacts.folder_tokenizer import tokenizer_from_folder
@@ -69,6 +70,15 @@ class ModelArtifact:
         if self._gguf is not None:
             return tokenizer_from_gguf(self._gguf.metadata, str(self.path))
         return tokenizer_from_folder(self.path, self.config)
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """The model's chat template, compiled on first use; None when it has none.
+
+        Raises:
+            ArtifactError: It does not compile or uses what we do not offer.
+        """
+        return None if self.chat_template is None else ChatTemplate(self.chat_template, self.tokenizer)
 
     @cached_property
     def eos_ids(self) -> frozenset[int]:

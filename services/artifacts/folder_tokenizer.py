@@ -28,7 +28,8 @@ def tokenizer_from_folder(folder: Path, config: Mapping[str, Any]) -> ModelToken
     """
     settings = read_json(folder / "tokenizer_config.json")
     add_bos = settings.get("add_bos_token")
-    bos_id, eos_ids = config.get("bos_token_id"), []
+    bos_id = config.get("bos_token_id")
+    eos_ids: list[int] = []
     if (folder / "tokenizer.json").is_file():
         path = folder / "tokenizer.json"
         tokenizer = parse_tokenizer(path.read_text(encoding="utf-8"), str(path))
@@ -43,8 +44,9 @@ def tokenizer_from_folder(folder: Path, config: Mapping[str, Any]) -> ModelToken
     _declare_special_tokens(tokenizer, settings)
     if (bos := token_text(settings.get("bos_token"))) is not None:
         bos_id = tokenizer.token_to_id(bos)
-    if (eos := token_text(settings.get("eos_token"))) is not None and tokenizer.token_to_id(eos) is not None:
-        eos_ids.append(tokenizer.token_to_id(eos))
+    if (eos := token_text(settings.get("eos_token"))) is not None:
+        eos_id = tokenizer.token_to_id(eos)
+        eos_ids += [] if eos_id is None else [eos_id]
     return ModelTokenizer(tokenizer, bos_id=bos_id, eos_ids=eos_ids, add_bos=add_bos)
 
 

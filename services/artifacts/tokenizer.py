@@ -7,7 +7,7 @@ nothing of chat templates, stop strings or streams. Thread-safe: nothing changes
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -20,14 +20,14 @@ class ModelTokenizer:
     """A model's tokeniser. Ids equal those of the reference library for the same files."""
 
     def __init__(
-        self, tokenizer: Tokenizer, *, bos_id: int | None, eos_ids: Iterable[int], add_bos: bool | None
+        self, tokenizer: Tokenizer, *, bos_id: int | None, eos_ids: Sequence[int], add_bos: bool | None
     ) -> None:
         """Wrap a loaded tokeniser.
 
         Args:
             tokenizer: Owned by this object from now on.
             bos_id: Id that begins a sequence, None when the model has none.
-            eos_ids: Ends of sequence that the tokeniser's files declare.
+            eos_ids: Ends of sequence that the tokeniser's files declare, the main one first.
             add_bos: Whether plain text begins with BOS; None asks the tokeniser's own post-processor.
 
         Raises:
@@ -39,6 +39,7 @@ class ModelTokenizer:
         spec: dict[str, Any] = json.loads(text)
         self.digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         self.bos_id = bos_id
+        self.eos_id = eos_ids[0] if eos_ids else None
         self.eos_ids = frozenset(eos_ids)
         self.add_bos = bos_id is not None and (
             _begins_with(tokenizer, bos_id) if add_bos is None else add_bos
