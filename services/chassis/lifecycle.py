@@ -51,6 +51,7 @@ class Lifecycle:
         task = self._group.create_task(self._supervised(work, name), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # It was never begun when cancelled at once.
         return task
 
     def on_wake(self, callback: Callable[[float], None]) -> None:

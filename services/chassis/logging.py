@@ -6,6 +6,7 @@ dropped by name as a second guard.
 
 import logging
 import sys
+import traceback
 from collections.abc import MutableMapping
 from typing import Any, Final
 
@@ -23,6 +24,9 @@ _SECRET: Final = frozenset(
     | {"api_key", "key_secret", "authorization", "password", "secret"}
 )
 _MAX_CHARS: Final = 500
+_MAX_CAUSES: Final = 8
+_TELLABLE: Final = (AssertionError, AttributeError, ImportError, NameError, OSError, TypeError, RuntimeError)
+"""Exceptions whose text speaks of our code or the machine."""
 
 
 def configure_logging(service: str, *, level: str = "info") -> None:
@@ -42,7 +46,7 @@ def configure_logging(service: str, *, level: str = "info") -> None:
             merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
+            _show_exception,
             _drop_secrets,
             name_service,
             structlog.processors.JSONRenderer(serializer=_dumps),
@@ -51,9 +55,9 @@ def configure_logging(service: str, *, level: str = "info") -> None:
         logger_factory=structlog.BytesLoggerFactory(file=sys.stderr.buffer),
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.ERROR, force=True, format='{"event":"library","at":"%(name)s"}'
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_LibraryLine(service))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
 
 
 def bound_ids(
@@ -62,6 +66,42 @@ def bound_ids(
     """Bind ids to every line that is logged inside the `with` block (and in tasks started there)."""
     ids = {"request_id": request_id, "tenant": tenant, "trace_id": trace_id}
     return bound_contextvars(**{name: value for name, value in ids.items() if value})
+
+
+class _LibraryLine(logging.Formatter):
+    """A library's line: where it comes from and what kind of exception, never its text."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        event: dict[str, Any] = {"event": "library_warning", "logger": record.name, "service": self._service}
+        if record.exc_info and record.exc_info[1] is not None:
+            event["exception"] = _frames(record.exc_info[1])
+        return _dumps(event).decode()
+
+
+def _show_exception(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Write an exception as its types and frames. Its text is left out: it may quote a caller's data."""
+    given = event.pop("exc_info", None)
+    error = sys.exc_info()[1] if given is True else given
+    if isinstance(error, BaseException):
+        event["exception"] = _frames(error)
+    return event
+
+
+def _frames(error: BaseException) -> str:
+    chain: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(chain) < _MAX_CAUSES:
+        frames = traceback.extract_tb(cause.__traceback__)
+        where = " < ".join(f"{frame.name} {frame.filename}:{frame.lineno}" for frame in reversed(frames))
+        text = f": {cause}" if isinstance(cause, _TELLABLE) else ""
+        chain.append(f"{type(cause).__name__}{text} in {where}")
+        inner = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else None
+        cause = inner or cause.__cause__ or cause.__context__
+    return "; caused by ".join(chain)
 
 
 def _drop_secrets(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

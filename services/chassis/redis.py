@@ -87,12 +87,15 @@ def connect(
         socket_timeout=None,
         retry=Retry(NoBackoff(), 0),
         health_check_interval=0,
+        protocol=2,
     )
-    return RedisStore(redis.asyncio.Redis.from_pool(pool), limit_s=limit_s)
+    client = redis.asyncio.Redis.from_pool(pool)
+    client.response_callbacks.clear()  # Replies stay as they are on the wire.
+    return RedisStore(client, limit_s=limit_s)
 
 
 class RedisStore:
-    """Commands and scripts against one Redis. Replies are bytes, as Redis sends them."""
+    """Commands and scripts against one Redis. Replies are what RESP2 carries: bytes, int, None or lists."""
 
     def __init__(self, client: Any, *, limit_s: float = CALL_LIMIT_S, breaker: Breaker | None = None) -> None:
         self._client = client
@@ -158,11 +161,11 @@ class RedisStore:
             if asyncio.iscoroutine(call):
                 call.close()
             raise DependencyDown("redis does not answer; calls are held back for a moment")
-        was_up = self.is_up
         try:
             async with asyncio.timeout(self._limit_s if limit_s is None else limit_s):
                 reply = await call
         except _TROUBLE as exc:
+            was_up = self.is_up
             self._breaker.failed(time.monotonic())
             if was_up and not self.is_up:
                 _log.error("redis_down", error=type(exc).__name__)
@@ -173,7 +176,7 @@ class RedisStore:
         except BaseException:
             self._breaker.gave_up()
             raise
-        if not was_up:
+        if not self.is_up:
             _log.info("redis_up")
         self._breaker.succeeded()
         return reply

@@ -1,0 +1,180 @@
+"""Against a real server, through a proxy that delays, stalls and cuts."""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from services.chassis.redis import Breaker, RedisStore, Script, connect
+from services.domain.errors import DependencyDown
+
+
+class Proxy:
+    """TCP proxy whose answers come `delay_s` late; None: never (a black hole)."""
+
+    def __init__(self, upstream_port: int) -> None:
+        self.delay_s: float | None = 0.0
+        self.port = 0
+        self._upstream_port = upstream_port
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._upstream_port)
+        for work in (self._pump(reader, up_writer, False), self._pump(up_reader, writer, True)):
+            task = asyncio.ensure_future(work)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, slow: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                if slow and self.delay_s is None:
+                    continue
+                await asyncio.sleep(self.delay_s or 0 if slow else 0)
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator["Proxy"]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        yield self
+        server.close()
+        for task in list(self._tasks):
+            task.cancel()
+
+
+@pytest.fixture
+async def proxy(valkey_url: str) -> AsyncIterator[Proxy]:
+    port = int(valkey_url.rsplit(":", 1)[1].split("/")[0])
+    async with Proxy(port).running() as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def store_on(port: int, **options: float) -> AsyncIterator[RedisStore]:
+    store = connect(f"redis://127.0.0.1:{port}/0", **options)  # type: ignore[arg-type]
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def num_in_use(store: RedisStore) -> int:
+    return len(store._client.connection_pool._in_use_connections)
+
+
+async def test_commands_scripts_and_pipelines_answer(proxy: Proxy) -> None:
+    async with store_on(proxy.port) as store:
+        assert await store.execute("SET", "a", 1) == b"OK"
+        assert await store.pipeline([("INCR", "a"), ("GET", "a")]) == [2, b"2"]
+        assert await store.run_script(Script("return {KEYS[1], ARGV[1]}"), ["k"], [7]) == [b"k", b"7"]
+
+
+@pytest.mark.failure("B147")
+async def test_a_forgotten_script_is_loaded_again(proxy: Proxy) -> None:
+    script = Script("return redis.call('INCR', KEYS[1])")
+    async with store_on(proxy.port) as store:
+        await store.execute("DEL", "n")
+        assert await store.run_script(script, ["n"]) == 1
+        await store.execute("SCRIPT", "FLUSH")
+        assert await store.run_script(script, ["n"]) == 2
+
+
+@pytest.mark.failure("B146")
+async def test_cancelled_calls_never_leave_a_connection_one_reply_behind(proxy: Proxy) -> None:
+    draw = random.Random(146)
+    async with store_on(proxy.port, limit_s=20.0, max_connections=32) as store:
+        await store.pipeline([("SET", f"key{n}", n) for n in range(1000)])
+        proxy.delay_s = 0.01
+
+        async def read(n: int) -> bytes:
+            if n % 4 == 1:
+                return bytes((await store.pipeline([("GET", f"key{n}"), ("GET", f"key{n}")]))[1])
+            return bytes(await store.execute("GET", f"key{n}"))
+
+        tasks = [asyncio.create_task(read(n)) for n in range(1000)]
+        for task in draw.sample(tasks, 500):
+            if draw.random() < 0.2:
+                await asyncio.sleep(0.001)
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        answers = {n: got for n, got in enumerate(results) if not isinstance(got, asyncio.CancelledError)}
+        assert answers == {n: str(n).encode() for n in answers}
+        assert len(answers) >= 500
+        assert num_in_use(store) == 0
+
+
+@pytest.mark.failure("B149")
+async def test_more_callers_than_connections_all_end_in_time(proxy: Proxy) -> None:
+    draw = random.Random(149)
+    async with store_on(proxy.port, limit_s=0.5, max_connections=10) as store:
+        proxy.delay_s = 0.05
+        tasks = [asyncio.create_task(store.execute("PING")) for _ in range(500)]
+        await asyncio.sleep(0.01)
+        for task in draw.sample(tasks, 100):
+            task.cancel()
+        began = time.monotonic()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert time.monotonic() - began < 5
+        assert all(r == b"PONG" or isinstance(r, DependencyDown | asyncio.CancelledError) for r in results)
+        assert num_in_use(store) == 0
+        proxy.delay_s = 0.0
+        async with asyncio.timeout(5):
+            while not store.is_up:
+                with contextlib.suppress(DependencyDown):
+                    await store.execute("PING")
+                await asyncio.sleep(0.01)
+        assert await store.execute("PING") == b"PONG"
+
+
+@pytest.mark.failure("B152")
+async def test_a_black_hole_costs_little_and_recovery_is_automatic(proxy: Proxy) -> None:
+    async with store_on(proxy.port) as store:
+        await store.execute("PING", limit_s=1)
+        proxy.delay_s = None
+        for _ in range(3):
+            with pytest.raises(DependencyDown):
+                await store.execute("PING")
+        assert not store.is_up
+        began = time.monotonic()
+        for _ in range(100):
+            with pytest.raises(DependencyDown):
+                await store.execute("PING")
+        assert time.monotonic() - began < 1.0
+        proxy.delay_s = 0.0
+        async with asyncio.timeout(10):
+            while not store.is_up:
+                with contextlib.suppress(DependencyDown):
+                    await store.execute("PING")
+                await asyncio.sleep(0.01)
+        assert await store.execute("PING") == b"PONG"
+
+
+async def test_no_server_at_all_is_a_dependency_down() -> None:
+    async with store_on(1) as store:
+        with pytest.raises(DependencyDown):
+            await store.execute("PING")
+
+
+def test_the_breaker_opens_probes_once_and_closes() -> None:
+    breaker = Breaker(failures=2, pause_s=1.0)
+    for now in (0.0, 0.1):
+        assert breaker.try_pass(now)
+        breaker.failed(now)
+    assert not breaker.is_closed
+    assert not breaker.try_pass(1.0)
+    assert breaker.try_pass(1.2)
+    assert not breaker.try_pass(1.2)
+    breaker.gave_up()
+    assert breaker.try_pass(1.2)
+    breaker.failed(1.2)
+    assert not breaker.try_pass(1.3)
+    assert breaker.try_pass(2.3)
+    breaker.succeeded()
+    assert breaker.is_closed
+    assert breaker.try_pass(2.3)
