@@ -1,0 +1,100 @@
+"""Turns what a gateway says to scheduler and worker into messages, and what they say back.
+
+Knows both vocabularies and nothing else; the token path passes its arrays without coming here.
+"""
+
+import time
+from typing import cast
+
+from protos.scheduler.v1 import scheduler_pb2
+from protos.types.v1 import types_pb2
+from protos.worker.v1 import worker_pb2
+from services.domain.capacity import Capacity
+from services.domain.ids import Epoch, WorkerId
+from services.rpc import convert
+from services.rpc.gateway_values import Acquisition, EndReport, ModelState, Placement, Submission
+
+
+def acquire_to_pb(one: Acquisition) -> scheduler_pb2.Acquire:
+    return scheduler_pb2.Acquire(
+        key=convert.key_to_pb(one.key),
+        tenant=one.tenant,
+        band=cast(types_pb2.Band, one.band.value),
+        request_class=cast(types_pb2.RequestClass, one.request_class.value),
+        model=one.model,
+        num_prompt_tokens=one.num_prompt_tokens,
+        max_output_tokens=one.max_output_tokens,
+        n=one.num_choices,
+        block_hashes=one.block_hashes,
+        limits=convert.limits_to_pb(one.limits),
+        waited_ms=max(0, round((time.monotonic() - one.asked_at) * 1000)),
+        avoid=one.avoid,
+        own_salt=one.own_salt,
+        cache_opt_out=one.cache_opt_out,
+        traceparent=one.traceparent,
+    )
+
+
+def model_from_pb(model: scheduler_pb2.ModelState) -> ModelState:
+    return ModelState(
+        name=model.name,
+        revision=model.revision,
+        num_workers=model.num_workers,
+        capacity=Capacity(
+            max_context_tokens=model.max_context_tokens,
+            total_pages=model.max_pages,
+            page_size=model.page_size,
+            max_sequences=model.max_sequences,
+        ),
+    )
+
+
+def placement_from_pb(placement: scheduler_pb2.Placement) -> Placement:
+    return Placement(
+        key=convert.key_from_pb(placement.key),
+        worker=WorkerId(placement.worker),
+        epoch=Epoch(placement.epoch),
+        address=placement.address,
+        term=placement.term,
+        seq=placement.seq,
+        cached_tokens=placement.cached_tokens,
+        miss_reason=convert.miss_reason_from_pb(placement.miss_reason),
+        first_miss_token=placement.first_miss_token,
+    )
+
+
+def submit_to_pb(handle: int, placement: Placement, one: Submission) -> worker_pb2.Submit:
+    return worker_pb2.Submit(
+        handle=handle,
+        key=convert.key_to_pb(placement.key),
+        term=placement.term,
+        seq=placement.seq,
+        epoch=placement.epoch,
+        tenant=one.tenant,
+        band=cast(types_pb2.Band, one.band.value),
+        n=one.num_choices,
+        prompt_ids=one.prompt_ids,
+        block_hashes=b"".join(one.block_hashes),
+        salt=one.salt,
+        sampling=convert.sampling_to_pb(one.sampling),
+        max_output_tokens=one.stop.max_output_tokens,
+        min_output_tokens=one.stop.min_output_tokens,
+        stop_token_ids=sorted(one.stop.stop_token_ids),
+        limits=convert.limits_to_pb(one.limits),
+        cache_opt_out=one.cache_opt_out,
+        traceparent=one.traceparent,
+    )
+
+
+def end_from_pb(ended: worker_pb2.Ended) -> EndReport:
+    return EndReport(
+        usage=convert.usage_from_pb(ended.usage),
+        computed_tokens=ended.computed_tokens,
+        page_seconds=ended.page_seconds,
+        peak_pages=ended.peak_pages,
+        queue_s=ended.queue_s,
+        prefill_s=ended.prefill_s,
+        decode_s=ended.decode_s,
+        preemptions=ended.preemptions,
+        failure=convert.failure_from_pb(ended.failure) if ended.HasField("failure") else None,
+    )

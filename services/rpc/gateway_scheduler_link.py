@@ -1,0 +1,149 @@
+"""A gateway's stream to its scheduler: asks for places, and asks again after every reconnect.
+
+Owns what waits: a request stays here until it is placed, rejected or abandoned. Obeys no term lower than the
+highest it has seen. Knows nothing of prompts, tokens or workers.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+import grpc
+import structlog
+
+from protos.scheduler.v1 import scheduler_pb2 as pb
+from protos.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from protos.types.v1 import types_pb2
+from services.chassis.stream import Outbox, keep_connected, run_duplex
+from services.domain.errors import StaleAttempt
+from services.domain.ids import Epoch, RequestKey
+from services.rpc import convert
+from services.rpc.gateway_messages import acquire_to_pb, model_from_pb, placement_from_pb
+from services.rpc.gateway_values import Acquisition, ModelState, PlacementSink
+
+MAX_IN_HELLO = 256
+"""Waiting requests inside the Hello; further ones follow as single messages."""
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    acquisition: Acquisition
+    sink: PlacementSink
+
+
+class SchedulerLink:
+    """The one stream to the scheduler; `run` keeps it.
+
+    Args:
+        epoch: This boot of the gateway; asked for at each connect, for it changes after waking up.
+        on_models: Called whenever what can be called has changed.
+    """
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        *,
+        name: str,
+        epoch: Callable[[], Epoch],
+        build: str,
+        on_models: Callable[[Mapping[str, ModelState]], None] = lambda models: None,
+    ) -> None:
+        self._stub = SchedulerServiceStub(channel)  # type: ignore[no-untyped-call]
+        self._name = name
+        self._epoch = epoch
+        self._build = build
+        self._on_models = on_models
+        self._waiting: dict[RequestKey, _Waiting] = {}
+        self._outbox: Outbox[pb.ConnectGatewayRequest] | None = None
+        self._connected = False
+        self.term = 0
+        """Highest term seen."""
+        self.models: Mapping[str, ModelState] = {}
+        """Last heard; kept while the scheduler is away."""
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a scheduler has welcomed this gateway and its stream lives."""
+        return self._connected
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    async def run(self) -> NoReturn:
+        """Keep the stream up for ever."""
+        await keep_connected("scheduler", self._session)
+
+    def acquire(self, acquisition: Acquisition, sink: PlacementSink) -> None:
+        """Ask for a place; `sink` hears of it, if need be after a reconnect."""
+        self._waiting[acquisition.key] = _Waiting(acquisition, sink)
+        self._send(pb.ConnectGatewayRequest(acquire=acquire_to_pb(acquisition)))
+
+    def abandon(self, key: RequestKey, seq: int | None = None) -> None:
+        """Leave the queue, or give back the placement `seq`. Idempotent."""
+        if self._waiting.pop(key, None) is not None or seq is not None:
+            abandon = pb.Abandon(key=convert.key_to_pb(key), seq=seq)
+            self._send(pb.ConnectGatewayRequest(abandon=abandon))
+
+    def _send(self, message: pb.ConnectGatewayRequest) -> None:
+        if self._outbox is not None:
+            self._outbox.put_nowait(message)
+
+    async def _session(self) -> None:
+        outbox: Outbox[pb.ConnectGatewayRequest] = Outbox()
+        waiting = [acquire_to_pb(one.acquisition) for one in self._waiting.values()]
+        peer = convert.peer_to_pb(self._name, self._epoch(), self._build)
+        hello = pb.GatewayHello(peer=peer, waiting=waiting[:MAX_IN_HELLO])
+        outbox.put_nowait(pb.ConnectGatewayRequest(hello=hello))
+        for acquire in waiting[MAX_IN_HELLO:]:
+            outbox.put_nowait(pb.ConnectGatewayRequest(acquire=acquire))
+        self._outbox = outbox
+        try:
+            await run_duplex(self._stub.ConnectGateway, outbox, self._on_message, _heartbeat)
+        finally:
+            self._outbox, self._connected = None, False
+
+    def _on_message(self, message: pb.ConnectGatewayResponse) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "placement":
+            self._on_placement(message.placement)
+        elif kind == "queued":
+            queued = message.queued
+            waiting = self._waiting.get(convert.key_from_pb(queued.key))
+            if waiting is not None:
+                known = queued.HasField("expected_wait_ms")
+                waiting.sink.on_queued(queued.position, queued.expected_wait_ms / 1000 if known else None)
+        elif kind == "rejected":
+            waiting = self._waiting.pop(convert.key_from_pb(message.rejected.key), None)
+            if waiting is not None:
+                waiting.sink.on_rejected(convert.failure_from_pb(message.rejected.failure))
+        elif kind == "models":
+            self.models = {model.name: model_from_pb(model) for model in message.models.models}
+            self._on_models(self.models)
+        elif kind == "welcome":
+            self._on_welcome(message.welcome)
+
+    def _on_welcome(self, welcome: pb.GatewayWelcome) -> None:
+        convert.check_peer(welcome.peer)
+        if welcome.term < self.term:
+            raise StaleAttempt(f"scheduler of term {welcome.term}, term {self.term} was seen")
+        self.term = welcome.term
+        self._connected = True
+        _log.info("scheduler_connected", term=welcome.term, num_waiting=len(self._waiting))
+
+    def _on_placement(self, placement: pb.Placement) -> None:
+        key = convert.key_from_pb(placement.key)
+        if placement.term < self.term:
+            return
+        waiting = self._waiting.pop(key, None)
+        if waiting is None:
+            # It left the queue while the placement was on its way.
+            self.abandon(key, placement.seq)
+            return
+        waiting.sink.on_placed(placement_from_pb(placement))
+
+
+def _heartbeat() -> pb.ConnectGatewayRequest:
+    return pb.ConnectGatewayRequest(heartbeat=types_pb2.Heartbeat())

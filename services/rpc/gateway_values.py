@@ -1,0 +1,145 @@
+"""What a gateway says to schedulers and workers and hears from them, without any protobuf.
+
+Knows domain values only; the links turn them into messages. Tokens are not here: they pass as plain lists.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from services.domain.capacity import Capacity
+from services.domain.errors import ServeError
+from services.domain.generation import (
+    Band,
+    FinishReason,
+    Limits,
+    RequestClass,
+    SamplingParams,
+    StopParams,
+    Usage,
+)
+from services.domain.ids import BlockHash, Epoch, RequestKey, TenantId, WorkerId
+from services.domain.miss_reason import MissReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelState:
+    """A model that can be called now, as the scheduler tells."""
+
+    name: str
+    revision: str
+    num_workers: int
+    capacity: Capacity
+    """Of the largest of its workers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acquisition:
+    """One request for a place."""
+
+    key: RequestKey
+    tenant: TenantId
+    band: Band
+    request_class: RequestClass
+    model: str
+    num_prompt_tokens: int
+    max_output_tokens: int
+    num_choices: int
+    block_hashes: Sequence[BlockHash]
+    """Empty on cache opt-out."""
+    limits: Limits
+    """Relative to `asked_at`."""
+    asked_at: float
+    """Monotonic seconds at which waiting began; of the first attempt also for later ones."""
+    avoid: tuple[WorkerId, ...] = ()
+    own_salt: bool = False
+    cache_opt_out: bool = False
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """A place on a worker, to be answered by Submit or Abandon."""
+
+    key: RequestKey
+    worker: WorkerId
+    epoch: Epoch
+    address: str
+    term: int
+    seq: int
+    cached_tokens: int
+    miss_reason: MissReason
+    first_miss_token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """Everything a worker needs to serve a request, but for the placement."""
+
+    tenant: TenantId
+    band: Band
+    num_choices: int
+    prompt_ids: Sequence[int]
+    block_hashes: Sequence[BlockHash]
+    salt: bytes
+    sampling: SamplingParams
+    stop: StopParams
+    limits: Limits
+    """What is left of them at the moment of submitting."""
+    cache_opt_out: bool = False
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndReport:
+    """What a worker says of a request that is over."""
+
+    usage: Usage = field(default_factory=Usage)
+    computed_tokens: int = 0
+    page_seconds: float = 0.0
+    peak_pages: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    preemptions: int = 0
+    failure: ServeError | None = None
+    """None: every choice ended well."""
+
+
+class PlacementSink(Protocol):
+    """Who waits for a place. Called on the event loop; must not block or raise."""
+
+    def on_queued(self, position: int, expected_wait_s: float | None) -> None: ...
+    def on_placed(self, placement: Placement) -> None:
+        """Submit now, or abandon."""
+
+    def on_rejected(self, error: ServeError) -> None: ...
+
+
+Tops = Sequence[tuple[tuple[int, float], ...]]
+"""Per token its alternatives: (id, logprob), most likely first."""
+
+
+class TokenSink(Protocol):
+    """Who gets a request's tokens. Called on the event loop; must not block or raise."""
+
+    def on_accepted(self) -> None: ...
+    def on_started(self, cached_tokens: int) -> None: ...
+    def on_tokens(
+        self,
+        choice: int,
+        first_position: int,
+        token_ids: list[int],
+        logprobs: list[float] | None,
+        tops: Tops | None,
+    ) -> None: ...
+    def on_preempted(self) -> None: ...
+    def on_choice_ended(self, choice: int, reason: FinishReason, output_tokens: int) -> None: ...
+    def on_refused(self, error: ServeError) -> None:
+        """The worker did not take the request; nothing more comes."""
+
+    def on_ended(self, report: EndReport) -> None:
+        """The last word of the worker."""
+
+    def on_lost(self, error: ServeError) -> None:
+        """The worker is gone; nothing more comes."""
