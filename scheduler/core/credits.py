@@ -1,0 +1,167 @@
+"""What one worker has said it takes, and what was placed on it since.
+
+Knows one worker. The view is its last report plus the placements that the report had not seen; nothing is
+counted up and down, so no lost message can leave a worker marked busy.
+"""
+
+from dataclasses import dataclass
+
+from scheduler.core.outputs import Placed
+from services.domain.capacity import Capacity
+from services.domain.ids import Epoch, GatewayId, Namespace, RequestKey, WorkerId
+
+DECODE_TOKENS = 64
+"""What a sequence that decodes (or will) costs others, in tokens of prefill: no request is free of cost."""
+
+OUTSTANDING_GRACE_S = 5.0
+"""A placement counts as not started at most this long after its submit limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerHello:
+    """A worker introduces itself; placements on it are numbered from 1 again."""
+
+    worker: WorkerId
+    epoch: Epoch
+    address: str
+    model: str
+    revision: str
+    namespace: Namespace
+    capacity: Capacity
+    max_step_tokens: int
+    live: tuple[RequestKey, ...] = ()
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """How much a worker takes now."""
+
+    seq: int
+    placements_seen: int
+    granted: int
+    startable_pages: int
+    free_pages: int
+    reclaimable_pages: int
+    waiting_tokens: int = 0
+    running: int = 0
+    waiting: int = 0
+    started: tuple[RequestKey, ...] = ()
+    ended: tuple[RequestKey, ...] = ()
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """A request given to a worker that has not said it started."""
+
+    gateway: GatewayId
+    seq: int
+    uncached_tokens: int
+    num_pages: int
+    counts_until: float
+    output: Placed
+    """What the gateway was told, to be said again when it asks again."""
+
+
+class WorkerCredits:
+    """One boot of a worker as the scheduler sees it."""
+
+    def __init__(self, hello: WorkerHello, now: float) -> None:
+        self.hello = hello
+        self.report = Report(
+            seq=0, placements_seen=0, granted=0, startable_pages=0, free_pages=0, reclaimable_pages=0
+        )
+        self.draining = hello.draining
+        self.last_seen = now
+        self.placed = 0
+        """The highest placement number given out."""
+        self.last_turn = 0
+        """Number of the last placement on any worker that chose this one; breaks ties."""
+        self.outstanding: dict[RequestKey, Placement] = {}
+        self._seen_tokens = 0
+        self._unseen_tokens = 0
+        self._unseen_pages = 0
+        self._unseen = 0
+
+    @property
+    def boot(self) -> tuple[WorkerId, Epoch]:
+        return self.hello.worker, self.hello.epoch
+
+    @property
+    def free_credits(self) -> int:
+        """Placements that the worker would take now."""
+        return 0 if self.draining else max(0, self.report.granted - self.placed)
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Uncached tokens placed and not started; of those it has seen, the worker's own count is a bound."""
+        return min(self._seen_tokens, self.report.waiting_tokens) + self._unseen_tokens
+
+    @property
+    def startable_pages(self) -> int:
+        return max(0, self.report.startable_pages - self._unseen_pages)
+
+    @property
+    def idle(self) -> bool:
+        """Whether the worker has nothing at all to do."""
+        return self.report.running == 0 and self.report.waiting == 0 and self._unseen == 0
+
+    @property
+    def load_tokens(self) -> int:
+        """Work in front of a new request: prefill still to do, and the company in every step."""
+        sequences = self.report.running + self.report.waiting + self._unseen
+        return self.report.waiting_tokens + self._unseen_tokens + DECODE_TOKENS * sequences
+
+    def can_take(self, uncached_tokens: int, num_pages: int) -> bool:
+        """Say whether a request may be placed now.
+
+        The window is the larger of one request and one step's budget of uncached tokens. Worked number:
+        budget 512, 300 outstanding: 200 more fit, 400 must wait; with nothing outstanding 4,000 fit.
+        """
+        if self.free_credits == 0:
+            return False
+        outstanding = self.outstanding_tokens
+        if outstanding and outstanding + uncached_tokens > self.hello.max_step_tokens:
+            return False
+        return self.idle or num_pages <= self.startable_pages
+
+    def place(self, key: RequestKey, placement: Placement) -> None:
+        """Count a placement made now; its number is `placed + 1`."""
+        assert placement.seq == self.placed + 1, "placements are numbered without gaps"
+        self.placed = placement.seq
+        self.outstanding[key] = placement
+        self._count()
+
+    def resolve(self, key: RequestKey) -> Placement | None:
+        """Forget an outstanding placement: it started, ended, was given back or took too long."""
+        placement = self.outstanding.pop(key, None)
+        if placement is not None:
+            self._count()
+        return placement
+
+    def overdue(self, now: float) -> list[RequestKey]:
+        """Return the outstanding placements that no longer count."""
+        return [key for key, placement in self.outstanding.items() if placement.counts_until <= now]
+
+    def apply(self, report: Report, now: float) -> None:
+        """Take a report; an older one than the last changes nothing."""
+        self.last_seen = now
+        if report.seq <= self.report.seq:
+            return
+        self.report = report
+        self.draining = self.draining or report.draining
+        for key in (*report.started, *report.ended):
+            self.outstanding.pop(key, None)
+        self._count()
+
+    def _count(self) -> None:
+        """Derive the sums from the table. It is short: at most the worker's window."""
+        self._seen_tokens = self._unseen_tokens = self._unseen_pages = self._unseen = 0
+        for placement in self.outstanding.values():
+            if placement.seq <= self.report.placements_seen:
+                self._seen_tokens += placement.uncached_tokens
+            else:
+                self._unseen += 1
+                self._unseen_tokens += placement.uncached_tokens
+                self._unseen_pages += placement.num_pages

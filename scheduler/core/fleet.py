@@ -1,0 +1,102 @@
+"""The workers that are there, those that may come back, and what they can serve.
+
+Knows workers by model; knows nothing of what waits.
+"""
+
+from scheduler.core.credits import WorkerCredits, WorkerHello
+from scheduler.core.outputs import ModelState
+from services.domain.capacity import Capacity
+from services.domain.ids import Namespace, WorkerId
+
+
+class Fleet:
+    """All workers of this term."""
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self.workers: dict[WorkerId, WorkerCredits] = {}
+        self._hellos: dict[str, dict[WorkerId, WorkerHello]] = {}
+        """By model: the workers that take requests, and those that left and may come back."""
+        self._leaving: dict[WorkerId, tuple[float, str]] = {}
+        """Workers that take nothing more: when they are forgotten, and their model."""
+        self._models_seen: set[str] = set()
+
+    def connect(self, hello: WorkerHello, now: float) -> WorkerCredits:
+        """Take in a new boot or connection of a worker."""
+        for hellos in self._hellos.values():
+            hellos.pop(hello.worker, None)
+        self._hellos = {model: hellos for model, hellos in self._hellos.items() if hellos}
+        self._leaving.pop(hello.worker, None)
+        worker = self.workers[hello.worker] = WorkerCredits(hello, now)
+        self._hellos.setdefault(hello.model, {})[hello.worker] = hello
+        self._models_seen.add(hello.model)
+        if hello.draining:
+            self.leave(hello.worker, now)
+        return worker
+
+    def leave(self, worker: WorkerId, now: float) -> None:
+        """The worker takes nothing more: it drains or is gone. It may come back within the grace time."""
+        model = self.workers[worker].hello.model
+        if worker in self._hellos.get(model, {}):
+            self._leaving.setdefault(worker, (now + self._grace_s, model))
+
+    def remove(self, worker: WorkerId, now: float) -> None:
+        """The worker is gone."""
+        self.leave(worker, now)
+        del self.workers[worker]
+
+    def forget(self, now: float) -> list[str]:
+        """Forget workers whose time to come back is over; return the models that lost one."""
+        changed = []
+        for worker, (until, model) in list(self._leaving.items()):
+            if until > now:
+                continue
+            del self._leaving[worker]
+            del self._hellos[model][worker]
+            if not self._hellos[model]:
+                del self._hellos[model]
+            changed.append(model)
+        return changed
+
+    def next_forget(self) -> float | None:
+        """Return when `forget` has something to do."""
+        return min((until for until, _ in self._leaving.values()), default=None)
+
+    def serving(self, model: str) -> list[WorkerCredits]:
+        """Return the workers of `model` that take requests."""
+        return [self.workers[name] for name in self._hellos.get(model, ()) if name not in self._leaving]
+
+    def capacities(self, model: str) -> list[Capacity]:
+        """Return what the workers of `model` can hold, those that may come back included."""
+        return [hello.capacity for hello in self._hellos.get(model, {}).values()]
+
+    def may_return(self, model: str) -> bool:
+        """Say whether a worker that left may still come back."""
+        return any(left == model for _, left in self._leaving.values())
+
+    def ever_served(self, model: str) -> bool:
+        return model in self._models_seen
+
+    def namespace(self, model: str) -> Namespace | None:
+        """Return the KV namespace of `model`, or None when its workers do not share one."""
+        spaces = {hello.namespace for hello in self._hellos.get(model, {}).values()}
+        return next(iter(spaces)) if len(spaces) == 1 else None
+
+    def models(self) -> tuple[ModelState, ...]:
+        """Return what can be called, by name."""
+        states = []
+        for model, by_name in sorted(self._hellos.items()):
+            hellos = list(by_name.values())
+            largest = max(hellos, key=lambda hello: hello.capacity.total_pages * hello.capacity.page_size)
+            states.append(
+                ModelState(
+                    name=model,
+                    revision=largest.revision,
+                    max_context_tokens=max(hello.capacity.max_context_tokens for hello in hellos),
+                    num_workers=sum(name not in self._leaving for name in by_name),
+                    max_pages=largest.capacity.total_pages,
+                    page_size=largest.capacity.page_size,
+                    max_sequences=max(hello.capacity.max_sequences for hello in hellos),
+                )
+            )
+        return tuple(states)

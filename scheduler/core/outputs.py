@@ -1,0 +1,89 @@
+"""What the core wants done: messages to gateways and workers, questions to the kvmanager.
+
+Knows no stream and no wire format.
+"""
+
+from dataclasses import dataclass
+
+from scheduler.core.request import Acquire
+from services.domain.errors import ServeError
+from services.domain.ids import Epoch, GatewayId, Namespace, RequestKey, WorkerId
+from services.domain.miss_reason import MissReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queued:
+    """The request waits; sent again when its position changed notably."""
+
+    gateway: GatewayId
+    key: RequestKey
+    position: int
+    expected_wait_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """The gateway may submit the request to this worker."""
+
+    gateway: GatewayId
+    acquire: Acquire
+    worker: WorkerId
+    epoch: Epoch
+    address: str
+    seq: int
+    submit_within_s: float
+    cached_tokens: int
+    miss_reason: MissReason
+    first_miss_token: int
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """The request will not be placed."""
+
+    gateway: GatewayId
+    acquire: Acquire
+    error: ServeError
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementsMade:
+    """Which placements exist on a worker, and which of them will never be submitted."""
+
+    worker: WorkerId
+    highest_seq: int
+    abandoned: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskMatch:
+    """The kvmanager should say where this prompt is cached."""
+
+    acquire: Acquire
+    namespace: Namespace | None
+    """None when the model's workers do not share one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelState:
+    """What can be called, and the most that one request may need."""
+
+    name: str
+    revision: str
+    max_context_tokens: int
+    num_workers: int
+    max_pages: int
+    page_size: int
+    max_sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsChanged:
+    """Every gateway should know these models."""
+
+    models: tuple[ModelState, ...]
+
+
+Output = Queued | Placed | Rejected | PlacementsMade | AskMatch | ModelsChanged

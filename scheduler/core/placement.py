@@ -1,0 +1,94 @@
+"""Chooses the worker of a request: the least predicted cost among those that take it now.
+
+cost = load + uncached prefill, in tokens (see `WorkerCredits.load_tokens`); never zero, because the last
+prompt token is always recomputed and every sequence in a step counts. Among equals the worker whose last
+turn is longest ago wins, so equal workers take turns.
+
+Knows the request and the workers of its model; reads and changes no queue.
+"""
+
+from collections.abc import Collection, Container
+from dataclasses import dataclass
+
+from scheduler.core.credits import WorkerCredits
+from scheduler.core.request import WaitingRequest, WorkerBoot
+from services.domain.capacity import Fits, pages_for, worst_case
+from services.domain.miss_reason import MissReason
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Where a request goes, and what that should cost."""
+
+    worker: WorkerCredits
+    cached_tokens: int
+    uncached_tokens: int
+    num_pages: int
+    """Pages for the uncached prompt and one per choice to write into."""
+
+
+def can_ever_serve(request: WaitingRequest, worker: WorkerCredits) -> bool:
+    """Say whether `worker` could run the request if it were empty."""
+    acquire = request.acquire
+    if worker.draining or worker.boot in request.avoid:
+        return False
+    fit = worst_case(
+        acquire.num_prompt_tokens, acquire.max_output_tokens, acquire.num_choices, worker.hello.capacity
+    )
+    return isinstance(fit, Fits)
+
+
+def price(request: WaitingRequest, worker: WorkerCredits) -> Choice:
+    """Return what the request would take on `worker`."""
+    cached = request.cached_tokens(worker.boot)
+    uncached = request.acquire.num_prompt_tokens - cached
+    num_pages = pages_for(uncached, worker.hello.capacity.page_size) + request.acquire.num_choices
+    return Choice(worker, cached, uncached, num_pages)
+
+
+def choose(
+    request: WaitingRequest, workers: Collection[WorkerCredits], kept: Container[WorkerBoot]
+) -> Choice | None:
+    """Return the cheapest worker that takes the request now, or None.
+
+    Args:
+        kept: Workers kept free for requests in front of this one.
+    """
+    best: Choice | None = None
+    best_cost: tuple[int, int, str] | None = None
+    for worker in workers:
+        if worker.free_credits == 0 or worker.boot in kept or not can_ever_serve(request, worker):
+            continue
+        choice = price(request, worker)
+        if not worker.can_take(choice.uncached_tokens, choice.num_pages):
+            continue
+        cost = (worker.load_tokens + choice.uncached_tokens, worker.last_turn, worker.hello.worker)
+        if best_cost is None or cost < best_cost:
+            best, best_cost = choice, cost
+    return best
+
+
+def worker_to_keep(
+    request: WaitingRequest, workers: Collection[WorkerCredits], kept: Container[WorkerBoot]
+) -> WorkerBoot | None:
+    """Return the worker that should take nothing else until `request` fits: the same each time if it can."""
+    possible = [w for w in workers if w.boot not in kept and can_ever_serve(request, w)]
+    if any(worker.boot == request.kept_worker for worker in possible):
+        return request.kept_worker
+    most = max(possible, key=lambda w: (w.startable_pages, -w.load_tokens, w.hello.worker), default=None)
+    return most.boot if most is not None else None
+
+
+def miss_reason(request: WaitingRequest, choice: Choice) -> tuple[MissReason, int]:
+    """Return why the prompt is not wholly cached on the chosen worker, and from which token on.
+
+    The kvmanager explains its best match; when another worker holds more than the chosen one, that is the
+    reason instead.
+    """
+    match = request.match
+    if match is None:
+        return MissReason.UNKNOWN, 0
+    here = match.tokens.get(choice.worker.boot, 0)
+    if here < max(match.tokens.values(), default=0):
+        return MissReason.ON_ANOTHER_WORKER, here
+    return match.miss_reason, match.first_miss_token

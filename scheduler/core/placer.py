@@ -1,0 +1,174 @@
+"""Decides placements: asks for matches, tries the heads in order, keeps a worker for a head passed too often.
+
+Changes queue, fleet and live table through their own commands; time comes in. Knows no gateway connection.
+"""
+
+from itertools import islice
+
+from scheduler.core.admission import PlacementRate
+from scheduler.core.credits import OUTSTANDING_GRACE_S, Placement, WorkerCredits
+from scheduler.core.fleet import Fleet
+from scheduler.core.live import LiveTable
+from scheduler.core.outputs import AskMatch, Output, Placed, PlacementsMade
+from scheduler.core.placement import Choice, choose, miss_reason, worker_to_keep
+from scheduler.core.request import Match, WaitingRequest, WorkerBoot, uncacheable_match, unknown_match
+from scheduler.core.rules import Rules
+from scheduler.core.waiting_room import WaitingRoom
+from services.domain.ids import RequestKey
+
+
+class Placer:
+    """Turns free credits into placements."""
+
+    def __init__(self, rules: Rules, room: WaitingRoom, fleet: Fleet, live: LiveTable) -> None:
+        self._rules = rules
+        self._room = room
+        self._fleet = fleet
+        self._live = live
+        self._asked: dict[RequestKey, WaitingRequest] = {}
+        self._windows: dict[str, float] = {}
+        self._rates: dict[str, PlacementRate] = {}
+        self._turn = 0
+        self.matching = False
+        """Whether there is a kvmanager to ask."""
+
+    @property
+    def num_placed(self) -> int:
+        return self._turn
+
+    def open_window(self, model: str, now: float) -> None:
+        """A request came in: hold back its model for the batch wait, unless a window is open."""
+        if self._rules.batch_wait_s > 0:
+            self._windows.setdefault(model, now + self._rules.batch_wait_s)
+
+    def expected_wait_s(self, model: str, position: int, now: float) -> float | None:
+        rate = self._rates.get(model)
+        return None if rate is None else rate.expected_s(position, now)
+
+    def settled(self, request: WaitingRequest) -> bool:
+        """Say whether the request was looked at and has to wait for a worker, not for an answer."""
+        return request.key not in self._asked and request.acquire.model not in self._windows
+
+    def match_answered(self, request: WaitingRequest, match: Match) -> None:
+        self._asked.pop(request.key, None)
+        request.match = match
+
+    def forget(self, request: WaitingRequest) -> None:
+        """The request left the queue unplaced."""
+        self._asked.pop(request.key, None)
+
+    def next_wake(self) -> float | None:
+        """Return when time alone changes something here."""
+        times = list(self._windows.values())
+        for request in self._asked.values():  # The first was asked first.
+            assert request.match_asked is not None
+            times.append(request.match_asked + self._rules.match_within_s)
+            break
+        return min(times, default=None)
+
+    def place(self, now: float) -> list[Output]:
+        """Place all that can be placed now."""
+        outputs: list[Output] = []
+        self._end_late_asks(now)
+        self._windows = {model: ends for model, ends in self._windows.items() if ends > now}
+        touched: dict[WorkerBoot, WorkerCredits] = {}
+        for model in self._room.policy.models():
+            if model in self._windows:
+                continue
+            workers = self._fleet.serving(model)
+            while any(worker.free_credits for worker in workers):
+                placed = self._place_next(model, workers, now, outputs)
+                if placed is None:
+                    break
+                touched[placed.boot] = placed
+        outputs += [PlacementsMade(worker=w.hello.worker, highest_seq=w.placed) for w in touched.values()]
+        return outputs
+
+    def _place_next(
+        self, model: str, workers: list[WorkerCredits], now: float, outputs: list[Output]
+    ) -> WorkerCredits | None:
+        """Place the first head that fits; return its worker, or None when nothing can be placed now."""
+        passed: list[WaitingRequest] = []
+        kept: dict[WorkerBoot, RequestKey] = {}
+        for request in islice(self._room.policy.candidates(model), self._rules.window):
+            if self._must_ask(request, now):
+                outputs += self._ask(model, workers, now)
+            if request.key in self._asked:
+                return None
+            choice = choose(request, workers, kept)
+            if choice is not None:
+                for head in passed:
+                    head.bypassed += 1
+                outputs.append(self._give(request, choice, now))
+                return choice.worker
+            passed.append(request)
+            if request.bypassed >= self._rules.max_bypasses:
+                request.kept_worker = worker_to_keep(request, workers, kept)
+                if request.kept_worker is not None:
+                    kept[request.kept_worker] = request.key
+        return None
+
+    def _give(self, request: WaitingRequest, choice: Choice, now: float) -> Placed:
+        worker, acquire = choice.worker, request.acquire
+        reason, first_miss = miss_reason(request, choice)
+        output = Placed(
+            gateway=request.gateway,
+            acquire=acquire,
+            worker=worker.hello.worker,
+            epoch=worker.hello.epoch,
+            address=worker.hello.address,
+            seq=worker.placed + 1,
+            submit_within_s=self._rules.submit_within_s,
+            cached_tokens=choice.cached_tokens,
+            miss_reason=reason,
+            first_miss_token=first_miss,
+            waited_s=now - request.arrived,
+        )
+        placement = Placement(
+            gateway=request.gateway,
+            seq=output.seq,
+            uncached_tokens=choice.uncached_tokens,
+            num_pages=choice.num_pages,
+            counts_until=now + self._rules.submit_within_s + OUTSTANDING_GRACE_S,
+            output=output,
+        )
+        worker.place(acquire.key, placement)
+        self._turn += 1
+        worker.last_turn = self._turn
+        self._live.add(acquire.key, worker.hello.worker)
+        self._room.placed(request, choice.cached_tokens)
+        self._rates.setdefault(acquire.model, PlacementRate()).placed(now)
+        return output
+
+    def _must_ask(self, request: WaitingRequest, now: float) -> bool:
+        """Settle the match of a request that needs no question; say whether one must be asked."""
+        if request.key in self._asked:
+            return False
+        if request.acquire.cache_opt_out or not request.acquire.block_hashes:
+            request.match = request.match or uncacheable_match(request.acquire, now)
+            return False
+        if not self.matching:
+            request.match = unknown_match(now)
+            return False
+        return request.match is None or now - request.match.at > self._rules.match_fresh_s
+
+    def _ask(self, model: str, workers: list[WorkerCredits], now: float) -> list[Output]:
+        """Ask for all heads that the free credits could take, so that the answers come together."""
+        credit = sum(worker.free_credits for worker in workers)
+        namespace = self._fleet.namespace(model)
+        questions: list[Output] = []
+        for request in islice(self._room.policy.candidates(model), min(self._rules.window, credit)):
+            if self._must_ask(request, now):
+                request.match_asked = now
+                self._asked[request.key] = request
+                questions.append(AskMatch(acquire=request.acquire, namespace=namespace))
+        return questions
+
+    def _end_late_asks(self, now: float) -> None:
+        while self._asked:
+            key, request = next(iter(self._asked.items()))
+            assert request.match_asked is not None
+            if self.matching and now < request.match_asked + self._rules.match_within_s:
+                return
+            del self._asked[key]
+            request.match = unknown_match(now)

@@ -1,0 +1,106 @@
+"""What gateways ask for, and what the scheduler knows about it while it waits.
+
+Knows no prompt: only its length and the names of its blocks. Times are absolute, on the core's clock.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from services.domain.block_hash import BLOCK_SIZE
+from services.domain.generation import Band, Limits, RequestClass
+from services.domain.ids import BlockHash, Epoch, GatewayId, RequestKey, TenantId, WorkerId
+from services.domain.miss_reason import MissReason
+
+NO_LIMITS = Limits()
+
+WorkerBoot = tuple[WorkerId, Epoch]
+"""One boot of one worker; a restarted worker is another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acquire:
+    """A gateway asks for a place for one request."""
+
+    key: RequestKey
+    tenant: TenantId
+    band: Band
+    request_class: RequestClass
+    model: str
+    num_prompt_tokens: int
+    max_output_tokens: int
+    num_choices: int = 1
+    block_hashes: tuple[BlockHash, ...] = ()
+    limits: Limits = NO_LIMITS
+    """Relative to the moment this message is handled."""
+    waited_s: float = 0.0
+    """How long it has waited already, before a reconnect or an earlier attempt."""
+    avoid: frozenset[WorkerId] = frozenset()
+    own_salt: bool = False
+    cache_opt_out: bool = False
+    traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Where the prompt's prefix is cached, as the kvmanager answered at `at`."""
+
+    at: float
+    tokens: Mapping[WorkerBoot, int]
+    """Longest cached prefix per worker."""
+    miss_reason: MissReason
+    """Of the best match."""
+    first_miss_token: int
+
+
+def unknown_match(at: float) -> Match:
+    """Return what is known when the kvmanager is down or late: no hit, and no reason."""
+    return Match(at=at, tokens={}, miss_reason=MissReason.UNKNOWN, first_miss_token=0)
+
+
+def uncacheable_match(acquire: Acquire, at: float) -> Match:
+    """Return the match of a prompt that has no block or must not use the cache."""
+    reason = MissReason.OPT_OUT if acquire.cache_opt_out else MissReason.NONE
+    return Match(at=at, tokens={}, miss_reason=reason, first_miss_token=0)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class WaitingRequest:
+    """One request in the queue. Only `SchedulerCore` and what it owns change it."""
+
+    acquire: Acquire
+    gateway: GatewayId
+    arrived: float
+    """When it began to wait, earlier connections included: the order inside a band."""
+    admitted: float
+    """When this scheduler took it in."""
+    deadline: float | None
+    """The earliest of its limits; placed later it would be useless."""
+    avoid: frozenset[WorkerBoot] = frozenset()
+    match: Match | None = None
+    match_asked: float | None = None
+    bypassed: int = 0
+    """Requests placed before it although it was in front of them."""
+    kept_worker: WorkerBoot | None = None
+    """Nobody else is placed there until this request is."""
+    shown_position: int | None = None
+    """Last position told to the gateway."""
+
+    @property
+    def key(self) -> RequestKey:
+        return self.acquire.key
+
+    def cached_tokens(self, worker: WorkerBoot) -> int:
+        """Return the prompt tokens that `worker` need not compute; never the whole prompt.
+
+        The last token is always recomputed and blocks are whole: a prompt of 64 cached tokens gives 48.
+        """
+        if self.match is None:
+            return 0
+        usable = (self.acquire.num_prompt_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
+        return min(self.match.tokens.get(worker, 0), usable)
+
+
+def earliest_limit(limits: Limits, now: float) -> float | None:
+    """Return the absolute time of the first limit to run out, or None without limits."""
+    given = [s for s in (limits.queue_s, limits.first_token_s, limits.total_s) if s is not None]
+    return now + min(given) if given else None

@@ -1,0 +1,36 @@
+"""The bounds that the core keeps.
+
+Knows nothing of flags: `scheduler.config` fills it.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Times in seconds on the core's clock."""
+
+    batch_wait_s: float = 0.0
+    """A request that finds no window open opens one; what arrives in it is placed together."""
+    max_waiting: int = 10_000
+    """Requests per model that may wait in a band and the bands before it."""
+    max_waiting_tokens: int = 16_000_000
+    """Prompt tokens of those requests."""
+    submit_within_s: float = 2.0
+    """The worker refuses a Submit that comes later than this after its Placement."""
+    match_within_s: float = 0.005
+    """A head waits this long for the kvmanager's answer; then it counts as no hit."""
+    match_fresh_s: float = 0.1
+    """An older answer is asked for again."""
+    boot_grace_s: float = 1.0
+    """After a boot, workers get this long to come back before anything is refused for lack of one."""
+    worker_grace_s: float = 15.0
+    """A worker that left may come back within this time; what only it can serve waits."""
+    max_bypasses: int = 32
+    """Requests that may pass a head that fits nowhere now; then a worker is kept free for it."""
+    window: int = 16
+    """Heads per model that are looked at in one decision."""
+    position_every_s: float = 1.0
+    """Least time between two position messages of one request."""
+    position_depth: int = 1_000
+    """Heads per model whose positions are kept up to date."""

@@ -1,0 +1,319 @@
+"""The scheduler as a pure state machine: inputs with `now` come in, messages to send come out.
+
+The one owner of queue, fleet and placements. Reads no clock and sends nothing; the dispatcher does both.
+Inputs only take note; `place` decides, so whatever arrived together is placed together.
+"""
+
+from collections.abc import Sequence
+
+from scheduler.core.admission import never_fits, queue_full
+from scheduler.core.credits import Report, WorkerHello
+from scheduler.core.fleet import Fleet
+from scheduler.core.live import LiveTable
+from scheduler.core.outputs import ModelsChanged, Output, PlacementsMade, Rejected
+from scheduler.core.placer import Placer
+from scheduler.core.policy import QueuePolicy
+from scheduler.core.positions import Positions
+from scheduler.core.request import Acquire, Match, WaitingRequest, earliest_limit
+from scheduler.core.rules import Rules
+from scheduler.core.waiting_room import WaitingRoom
+from services.domain.errors import (
+    ErrorDetail,
+    LimitExpired,
+    NoWorker,
+    ServeError,
+    StaleAttempt,
+    UnknownModel,
+)
+from services.domain.ids import GatewayId, RequestKey, WorkerId
+
+
+class SchedulerCore:
+    """All that the scheduler knows in one term."""
+
+    def __init__(self, rules: Rules, policy: QueuePolicy, now: float) -> None:
+        self.rules = rules
+        self.room = WaitingRoom(policy)
+        self.fleet = Fleet(rules.worker_grace_s)
+        self.live = LiveTable()
+        self.num_rejected = 0
+        self._placer = Placer(rules, self.room, self.fleet, self.live)
+        self._positions = Positions(rules, self.room, self._placer)
+        self._boot_ends: float | None = now + rules.boot_grace_s
+        self._impatient: dict[RequestKey, float] = {}
+        """Requests that avoid workers, and when to see whether another one is left for them."""
+        self._outputs: list[Output] = []
+
+    @property
+    def num_placed(self) -> int:
+        return self._placer.num_placed
+
+    # Gateways
+
+    def gateway_connected(self, gateway: GatewayId, waiting: Sequence[Acquire], now: float) -> list[Output]:
+        """A gateway said hello, and what it waits for; nothing of an earlier connection is left."""
+        self._drop_gateway(gateway)
+        for acquire in waiting:
+            self._take_in(gateway, acquire, now, resent=True)
+        return self._taken()
+
+    def gateway_gone(self, gateway: GatewayId) -> list[Output]:
+        """A gateway's stream broke: what it waits for goes, what it did not submit is given back."""
+        self._drop_gateway(gateway)
+        return self._taken()
+
+    def acquire(self, gateway: GatewayId, acquire: Acquire, now: float) -> list[Output]:
+        """A gateway asks for a place."""
+        self._take_in(gateway, acquire, now, resent=False)
+        return self._taken()
+
+    def abandon(self, key: RequestKey, seq: int | None) -> list[Output]:
+        """A gateway will not submit this key: it waits no more, or gives placement `seq` back."""
+        request = self.room.get(key.request_id)
+        if request is not None and request.key == key:
+            self._leave(request)
+        else:
+            self._give_back(key, seq)
+        return self._taken()
+
+    # Workers
+
+    def worker_connected(self, hello: WorkerHello, now: float) -> list[Output]:
+        """A worker said hello. Credits and placement numbers start anew."""
+        self._drop_worker(hello.worker, now)
+        self.fleet.connect(hello, now)
+        for key in hello.live:
+            self.live.add(key, hello.worker)
+        self._outputs.append(ModelsChanged(self.fleet.models()))
+        return self._taken()
+
+    def worker_gone(self, worker: WorkerId, now: float) -> list[Output]:
+        """A worker died or left. What was placed there comes back from its gateway as a further attempt."""
+        self._drop_worker(worker, now)
+        self._outputs.append(ModelsChanged(self.fleet.models()))
+        return self._taken()
+
+    def report(self, worker: WorkerId, report: Report, now: float) -> list[Output]:
+        """A worker says how much it takes."""
+        view = self.fleet.workers[worker]
+        was_draining = view.draining
+        view.apply(report, now)
+        for key in report.started:
+            self.live.add(key, worker)
+        for key in report.ended:
+            self.live.remove(key)
+        for key in view.overdue(now):
+            view.resolve(key)
+            self.live.remove(key)
+        if view.draining and not was_draining:
+            self._leaves(worker, now)
+        return self._taken()
+
+    def drain(self, worker: WorkerId, now: float) -> list[Output]:
+        """Place nothing more on a worker."""
+        view = self.fleet.workers[worker]
+        if not view.draining:
+            view.draining = True
+            self._leaves(worker, now)
+        return self._taken()
+
+    # The kvmanager
+
+    def set_matching(self, on: bool) -> None:
+        """The kvmanager can be asked, or not any more."""
+        self._placer.matching = on
+
+    def match_answered(self, key: RequestKey, match: Match) -> None:
+        """The kvmanager answered; too late an answer helps as long as the request waits."""
+        request = self.room.get(key.request_id)
+        if request is not None and request.key == key:
+            self._placer.match_answered(request, match)
+
+    # Time
+
+    def place(self, now: float) -> list[Output]:
+        """Drop what expired, place what can be placed, tell the others where they stand."""
+        for request in self.room.expired(now):
+            self._reject(request, _expired(now - request.admitted), now)
+        self._end_graces(now)
+        self._outputs += self._placer.place(now)
+        self._outputs += self._positions.update(now)
+        return self._taken()
+
+    def next_wake(self) -> float | None:
+        """Return when `place` must be called although nothing came in; None: not before something does."""
+        waiting = len(self.room) > 0
+        times = [self.room.next_deadline(), self._placer.next_wake(), self.fleet.next_forget()]
+        times += [self._boot_ends if waiting else None, self._positions.next_wake() if waiting else None]
+        times += [min(self._impatient.values(), default=None)]
+        return min((at for at in times if at is not None), default=None)
+
+    def expected_wait_s(self, model: str, position: int, now: float) -> float | None:
+        return self._placer.expected_wait_s(model, position, now)
+
+    # Inside
+
+    def _taken(self) -> list[Output]:
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def _take_in(self, gateway: GatewayId, acquire: Acquire, now: float, *, resent: bool) -> None:
+        if not self._is_news(gateway, acquire, now):
+            return
+        request = WaitingRequest(
+            acquire=acquire,
+            gateway=gateway,
+            arrived=now - acquire.waited_s,
+            admitted=now,
+            deadline=earliest_limit(acquire.limits, now),
+            avoid=frozenset(
+                self.fleet.workers[name].boot for name in acquire.avoid if name in self.fleet.workers
+            ),
+        )
+        error = self._refusal(request, now, resent=resent)
+        if error is not None:
+            self._refuse(gateway, acquire, error, now)
+            return
+        self.room.add(request)
+        self._positions.arrived(request)
+        self._placer.open_window(acquire.model, now)
+        if request.avoid:
+            self._impatient[request.key] = now + self.rules.worker_grace_s
+
+    def _is_news(self, gateway: GatewayId, acquire: Acquire, now: float) -> bool:
+        """Attach a known key, refuse an old attempt, end what a new one supersedes."""
+        key = acquire.key
+        waiting = self.room.get(key.request_id)
+        if waiting is not None:
+            if waiting.key.attempt == key.attempt and waiting.gateway == gateway:
+                self._positions.arrived(waiting)
+                return False
+            if waiting.key.attempt > key.attempt:
+                self._refuse(gateway, acquire, _superseded(waiting.key), now)
+                return False
+            self._reject(waiting, _superseded(key), now)
+        live = self.live.get(key.request_id)
+        if live is None:
+            return True
+        attempt, worker = live
+        if attempt < key.attempt:
+            self._give_back(RequestKey(key.request_id, attempt), None)
+            return True
+        placement = self.fleet.workers[worker].outstanding.get(key)
+        if placement is not None and placement.gateway == gateway:
+            self._outputs.append(placement.output)
+        else:
+            self._refuse(gateway, acquire, _superseded(RequestKey(key.request_id, attempt)), now)
+        return False
+
+    def _refusal(self, request: WaitingRequest, now: float, *, resent: bool) -> ServeError | None:
+        """Say why a request cannot wait, or None. One that was let in before is not refused for the bound."""
+        model = request.acquire.model
+        if (error := self._unservable(model)) is not None:
+            return error
+        if (too_large := never_fits(request.acquire, self.fleet.capacities(model))) is not None:
+            return too_large
+        if resent:
+            return None
+        num_waiting = self.room.policy.num_waiting(model)
+        wait_s = self._placer.expected_wait_s(model, num_waiting, now)
+        return queue_full(request.acquire, self.room.policy, self.rules, wait_s)
+
+    def _unservable(self, model: str) -> ServeError | None:
+        if self.fleet.capacities(model) or self._boot_ends is not None:
+            return None
+        if self.fleet.ever_served(model):
+            return NoWorker(f"no worker serves {model} now", ErrorDetail(retry_after_s=1.0))
+        return UnknownModel(f"no worker serves a model {model}")
+
+    def _nobody_left(self, request: WaitingRequest) -> bool:
+        """Say whether the request avoids all workers of its model and none may come back."""
+        model = request.acquire.model
+        avoided = all(worker.boot in request.avoid for worker in self.fleet.serving(model))
+        return avoided and not self.fleet.may_return(model)
+
+    def _end_graces(self, now: float) -> None:
+        """Refuse what waited for workers that did not come."""
+        models = self.fleet.forget(now)
+        if models:
+            self._outputs.append(ModelsChanged(self.fleet.models()))
+        if self._boot_ends is not None and self._boot_ends <= now:
+            self._boot_ends = None
+            models = [*models, *self.room.policy.models()]
+        for model in models:
+            for request in list(self.room.policy.candidates(model)):
+                error = self._unservable(model) or never_fits(request.acquire, self.fleet.capacities(model))
+                if error is not None:
+                    self._reject(request, error, now)
+        for key in [key for key, at in self._impatient.items() if at <= now]:
+            waiting = self.room.get(key.request_id)
+            if waiting is None or waiting.key != key:
+                del self._impatient[key]
+            elif self._nobody_left(waiting):
+                error = NoWorker("every worker of the model has failed this request")
+                self._reject(waiting, error, now)
+            else:
+                self._impatient[key] = now + self.rules.worker_grace_s
+
+    def _reject(self, request: WaitingRequest, error: ServeError, now: float) -> None:
+        """End a waiting request with an error."""
+        self._leave(request)
+        self._refuse(request.gateway, request.acquire, error, now, since=request.arrived)
+
+    def _refuse(
+        self,
+        gateway: GatewayId,
+        acquire: Acquire,
+        error: ServeError,
+        now: float,
+        *,
+        since: float | None = None,
+    ) -> None:
+        waited_s = acquire.waited_s if since is None else now - since
+        self.num_rejected += 1
+        self._outputs.append(Rejected(gateway=gateway, acquire=acquire, error=error, waited_s=waited_s))
+
+    def _leave(self, request: WaitingRequest) -> None:
+        self.room.remove(request)
+        self._placer.forget(request)
+        self._impatient.pop(request.key, None)
+
+    def _give_back(self, key: RequestKey, seq: int | None) -> None:
+        """A placement will not be submitted: tell its worker."""
+        live = self.live.get(key.request_id)
+        if live is None or live[0] != key.attempt:
+            return
+        view = self.fleet.workers[live[1]]
+        placement = view.outstanding.get(key)
+        if placement is None or seq not in (None, placement.seq):
+            return
+        view.resolve(key)
+        self.live.remove(key)
+        self._outputs.append(
+            PlacementsMade(worker=view.hello.worker, highest_seq=view.placed, abandoned=(placement.seq,))
+        )
+
+    def _drop_gateway(self, gateway: GatewayId) -> None:
+        for request in self.room.of_gateway(gateway):
+            self._leave(request)
+        for worker in self.fleet.workers.values():
+            mine = [key for key, placement in worker.outstanding.items() if placement.gateway == gateway]
+            for key in mine:
+                self._give_back(key, None)
+
+    def _drop_worker(self, worker: WorkerId, now: float) -> None:
+        if worker in self.fleet.workers:
+            self.fleet.remove(worker, now)
+            self.live.worker_gone(worker)
+
+    def _leaves(self, worker: WorkerId, now: float) -> None:
+        self.fleet.leave(worker, now)
+        self._outputs.append(ModelsChanged(self.fleet.models()))
+
+
+def _expired(waited_s: float) -> LimitExpired:
+    return LimitExpired(f"a time limit ran out after {waited_s:.3f} s in the queue")
+
+
+def _superseded(key: RequestKey) -> StaleAttempt:
+    return StaleAttempt(f"attempt {key.attempt} of this request is known")

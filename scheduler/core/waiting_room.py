@@ -1,0 +1,102 @@
+"""Every request that waits, found by id, by gateway and by its deadline.
+
+Knows who waits; the policy it holds knows the order. Knows no worker.
+"""
+
+import heapq
+from collections import Counter
+
+from scheduler.core.policy import QueuePolicy
+from scheduler.core.request import WaitingRequest
+from services.domain.generation import Band, RequestClass
+from services.domain.ids import GatewayId, RequestId
+
+QueueName = tuple[Band, RequestClass, str]
+
+
+class WaitingRoom:
+    """The queue and its indexes, which never disagree."""
+
+    def __init__(self, policy: QueuePolicy) -> None:
+        self.policy = policy
+        self.sizes: Counter[QueueName] = Counter()
+        """Requests waiting by band, class and model."""
+        self.num_tokens = 0
+        self._requests: dict[RequestId, WaitingRequest] = {}
+        self._by_gateway: dict[GatewayId, dict[RequestId, None]] = {}
+        self._deadlines: list[tuple[float, int, WaitingRequest]] = []
+        self._order = 0
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def get(self, request_id: RequestId) -> WaitingRequest | None:
+        return self._requests.get(request_id)
+
+    def of_gateway(self, gateway: GatewayId) -> list[WaitingRequest]:
+        return [self._requests[request_id] for request_id in self._by_gateway.get(gateway, ())]
+
+    def num_of_gateway(self, gateway: GatewayId) -> int:
+        return len(self._by_gateway.get(gateway, ()))
+
+    def oldest(self) -> float | None:
+        """Return when the one that waits longest came in. O(queue): for status calls."""
+        return min((request.arrived for request in self._requests.values()), default=None)
+
+    def add(self, request: WaitingRequest) -> None:
+        assert request.key.request_id not in self._requests, "a request waits once"
+        self._requests[request.key.request_id] = request
+        self._by_gateway.setdefault(request.gateway, {})[request.key.request_id] = None
+        self.sizes[self._name(request)] += 1
+        self.num_tokens += request.acquire.num_prompt_tokens
+        self.policy.add(request)
+        if request.deadline is not None:
+            self._order += 1
+            heapq.heappush(self._deadlines, (request.deadline, self._order, request))
+
+    def remove(self, request: WaitingRequest) -> None:
+        """Forget a request that leaves unplaced."""
+        self.policy.remove(request)
+        self._forget(request)
+
+    def placed(self, request: WaitingRequest, cached_tokens: int) -> None:
+        """Forget a request that was placed."""
+        self.policy.placed(request, cached_tokens)
+        self._forget(request)
+
+    def expired(self, now: float) -> list[WaitingRequest]:
+        """Return those whose time is up; each is returned once and still waits."""
+        due = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            request = heapq.heappop(self._deadlines)[2]
+            if self._waits(request):
+                due.append(request)
+        return due
+
+    def next_deadline(self) -> float | None:
+        while self._deadlines and not self._waits(self._deadlines[0][2]):
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def _waits(self, request: WaitingRequest) -> bool:
+        return self._requests.get(request.key.request_id) is request
+
+    def _forget(self, request: WaitingRequest) -> None:
+        del self._requests[request.key.request_id]
+        mine = self._by_gateway[request.gateway]
+        del mine[request.key.request_id]
+        if not mine:
+            del self._by_gateway[request.gateway]
+        name = self._name(request)
+        self.sizes[name] -= 1
+        if not self.sizes[name]:
+            del self.sizes[name]
+        self.num_tokens -= request.acquire.num_prompt_tokens
+        # Deadlines of requests long placed must not pile up.
+        if len(self._deadlines) > 1024 + 2 * len(self._requests):
+            self._deadlines = [entry for entry in self._deadlines if self._waits(entry[2])]
+            heapq.heapify(self._deadlines)
+
+    @staticmethod
+    def _name(request: WaitingRequest) -> QueueName:
+        return request.acquire.band, request.acquire.request_class, request.acquire.model
