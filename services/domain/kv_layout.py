@@ -1,0 +1,64 @@
+"""Says how keys and values lie inside a page, once for planner, executors, kernels and transfer.
+
+Knows arithmetic only: nothing of devices, of who owns a page, or of what its tokens are.
+
+A page is one contiguous run over all layers, so that moving it is one copy:
+`[num_layers, 2 (keys, values), num_kv_heads, page_size, head_dim]`, row-major.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class KvFormat(StrEnum):
+    """How one number of the KV memory is stored."""
+
+    F32 = "f32"
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one number."""
+        return {KvFormat.F32: 4}[self]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvLayout:
+    """Shape of one page. A *row* is the `head_dim` numbers of one token, head, layer and side."""
+
+    format: KvFormat
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    """Tokens in a page."""
+
+    @property
+    def page_rows(self) -> int:
+        """Rows in a page; the stride between the same row of two neighbouring pages."""
+        return self.num_layers * 2 * self.num_kv_heads * self.page_size
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page, all layers. Worked number: 30 layers, 3 heads of 64, 16 tokens: 737,280."""
+        return self.page_rows * self.head_dim * self.format.item_bytes
+
+    @property
+    def head_rows(self) -> int:
+        """Stride in rows between two heads of the same token, layer and side."""
+        return self.page_size
+
+    def key_row(self, layer: int) -> int:
+        """Return the row inside a page where the keys of `layer` begin (head 0, token 0)."""
+        return layer * 2 * self.num_kv_heads * self.page_size
+
+    def value_row(self, layer: int) -> int:
+        """Return the row inside a page where the values of `layer` begin."""
+        return (layer * 2 + 1) * self.num_kv_heads * self.page_size
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits; pages may be exchanged between workers only where it is the same."""
+        fields = (self.format, self.num_layers, self.num_kv_heads, self.head_dim, self.page_size)
+        preimage = "quire.kv_layout.v1:" + ":".join(str(field) for field in fields)
+        return hashlib.sha256(preimage.encode()).hexdigest()[:16]

@@ -1,0 +1,114 @@
+"""Matches a plan's parameters with a file's tensors, all of them, before the first one is read.
+
+Knows names, shapes and transforms; knows nothing of torch or of what an executor makes of the numbers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from services.artifacts.artifact import ArtifactKind, ModelArtifact
+from services.artifacts.errors import ArtifactError
+from services.artifacts.tensors import TensorRef
+from worker.models.errors import UnsupportedModel
+from worker.models.registry import BuiltModel, build_model
+from worker.models.tensor_names import (
+    Transform,
+    WeightFormat,
+    file_name_of,
+    is_derived,
+    role_of,
+    transform_of,
+)
+
+Float32 = NDArray[np.float32]
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    tensor: TensorRef
+    transform: Transform
+
+
+class WeightSource:
+    """The parameters of one model, read one at a time out of the memory map."""
+
+    def __init__(self, model: BuiltModel, sources: Mapping[str, _Source]) -> None:
+        self._model = model
+        self._sources = sources
+
+    def read(self, parameter: str) -> Float32:
+        """Return a parameter as a new float32 array, dequantised and in our row order.
+
+        Raises:
+            ArtifactError: The stored numbers cannot be read.
+        """
+        source = self._sources[parameter]
+        values = source.tensor.to_float32()
+        if source.transform is Transform.UNPERMUTE_HEADS:
+            heads = self._model.config.num_heads
+            if role_of(parameter).startswith("k"):
+                heads = self._model.config.num_kv_heads
+            values = unpermute_heads(values, heads)
+        return values
+
+
+def open_model(artifact: ModelArtifact) -> tuple[BuiltModel, WeightSource]:
+    """Build the artifact's plan and prove that its tensors fill it: each exactly once, with equal shapes.
+
+    The output head follows the config's `tie_word_embeddings`: tied uses the embedding even where the file
+    holds another head (a warning is logged); untied without a head is an error.
+
+    Raises:
+        ArtifactError: Unknown family or maths, or a tensor is missing, left over or of the wrong shape.
+    """
+    weight_format = WeightFormat.GGUF if artifact.kind is ArtifactKind.GGUF else WeightFormat.HUGGING_FACE
+    try:
+        model = build_model(artifact.config)
+        sources: dict[str, _Source] = {}
+        unused = dict(artifact.tensors)
+        for parameter, shape in model.plan.parameters.items():
+            name = file_name_of(parameter, weight_format)
+            tensor = unused.pop(name, None)
+            if tensor is None:
+                raise ArtifactError(f"{artifact.path}: tensor {name} is missing; fetch the model again")
+            if tensor.shape != shape:
+                raise ArtifactError(
+                    f"{tensor.file}: tensor {name} has shape {list(tensor.shape)},"
+                    f" its config wants {list(shape)}"
+                )
+            sources[parameter] = _Source(tensor, transform_of(model.family, weight_format, parameter))
+    except UnsupportedModel as exc:
+        raise ArtifactError(f"{artifact.path}: {exc}") from exc
+    if model.config.is_tied:
+        _drop_tied_head(unused.pop(file_name_of("head", weight_format), None), sources["embedding"].tensor)
+    for name, tensor in unused.items():
+        if not is_derived(name):
+            raise ArtifactError(f"{tensor.file}: tensor {name} has no place in a {model.family} model")
+    return model, WeightSource(model, sources)
+
+
+def unpermute_heads(values: Float32, num_heads: int) -> Float32:
+    """Undo the row order that GGUF gives Llama's q and k (or their biases).
+
+    Worked number: one head of 4 rows, stored (0, 2, 1, 3), comes back as (0, 1, 2, 3).
+
+    Args:
+        values: [num_heads * head_dim, ...] float32.
+        num_heads: Query heads for q, key-value heads for k.
+    """
+    pairs = values.reshape(num_heads, -1, 2, *values.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
+
+
+def _drop_tied_head(head: TensorRef | None, embedding: TensorRef) -> None:
+    """Warn when a tied model's file holds a head of its own; the embedding is used all the same."""
+    if head is not None and not (
+        head.dtype == embedding.dtype and np.array_equal(head.raw(), embedding.raw())
+    ):
+        _log.warning("tied_head_ignored", file=str(head.file), tensor=head.name)

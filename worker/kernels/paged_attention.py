@@ -1,0 +1,17 @@
+"""Contract of `paged_attention`: causal softmax attention over keys and values in pages.
+
+q, out: [rows, q_heads * head_dim] float32. keys, values: [n, head_dim] float32, rows of one layer's pages.
+Query head h reads key-value head h / (q_heads / kv_heads).
+
+A row's bits depend on its own sequence alone. Queries go in tiles of `query_tile` tokens of one sequence, cut
+at multiples of `query_tile` positions; keys in blocks of `KEY_BLOCK` from position 0. So every product has
+one fixed shape, and a row adds its blocks up in one order, from the first to the one with its own position.
+Blocks beyond it, where a tile has them for its later rows, add exact zeros.
+
+Memory that no token of the sequence wrote is never read: what lies past the end comes from a row of zeros.
+
+Source: Kwon et al. 2023, "PagedAttention"; Vaswani et al. 2017 for the formula.
+"""
+
+KEY_BLOCK = 128
+"""Keys in a block. Part of the numerics: changing it changes bits."""

@@ -1,0 +1,14 @@
+"""Reference of `rms_norm` in torch (see `rms_norm` for the contract).
+
+Knows torch alone.
+"""
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, out: Tensor, *, eps: float) -> None:
+    """Normalise the last dimension of x into `out`."""
+    mean_square = (x * x).sum(-1, keepdim=True).div_(x.shape[-1])
+    torch.div(x, mean_square.add_(eps).sqrt_(), out=out)
+    out.mul_(weight)

@@ -1,0 +1,117 @@
+"""The plan of one step: coarse operations over slots, the only thing executors know of a model.
+
+Knows nothing of families, weights' formats, devices or batches. Only T (tokens of the step) and O (output
+rows) are symbolic; everything else is a number. One plan serves prefill, decode and mixed steps.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+Rows = Literal["T", "O"]
+Attribute = int | float
+
+
+class OpKind(StrEnum):
+    """What an operation computes. Slots are `[rows, width]` float32 unless an executor says otherwise.
+
+    embed           ids -> rows of weight 0 `[vocab, width]`
+    rms_norm        x / sqrt(mean(x^2) + eps) * weight 0 `[width]`
+    linear          x @ W^T (+ b). W are `weights` stacked by rows; with `biases` = 1 the second half of
+                    `weights` are the biases of the first half
+    qk_norm         rms_norm per head over the q heads (weight 0) and k heads (weight 1) of a qkv slot
+    rope_store      rotate q and k of a qkv slot, write k and v into the layer's KV -> q
+    paged_attention causal softmax attention of q over the sequence's own KV, this step's included
+    act_mul         SwiGLU: silu(first half of x) * second half
+    add             x + y
+    gather_rows     the step's output rows of x, in their order
+    logits          x @ W^T, W = weight 0 `[vocab, width]`
+    """
+
+    EMBED = "embed"
+    RMS_NORM = "rms_norm"
+    LINEAR = "linear"
+    QK_NORM = "qk_norm"
+    ROPE_STORE = "rope_store"
+    PAGED_ATTENTION = "paged_attention"
+    ACT_MUL = "act_mul"
+    ADD = "add"
+    GATHER_ROWS = "gather_rows"
+    LOGITS = "logits"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A value of the step: `[rows, width]`, written by exactly one operation."""
+
+    index: int
+    rows: Rows
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation. `inputs` and `outputs` are slot indices, `weights` parameter names."""
+
+    kind: OpKind
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    weights: tuple[str, ...] = ()
+    attributes: tuple[tuple[str, Attribute], ...] = ()
+
+    def integer(self, name: str) -> int:
+        """Return an attribute that counts something."""
+        return int(dict(self.attributes)[name])
+
+    def number(self, name: str) -> float:
+        """Return an attribute that measures something."""
+        return float(dict(self.attributes)[name])
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTable:
+    """Rotary embedding: pair i of position p turns by `p * inverse_frequencies[i]` radians."""
+
+    inverse_frequencies: tuple[float, ...]
+    """[head_dim / 2]; pair i is (i, i + head_dim / 2) of a head."""
+    magnitude: float = 1.0
+    """Factor on cosine and sine (YaRN's attention factor)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A whole model as data."""
+
+    ops: tuple[Op, ...]
+    slots: tuple[Slot, ...]
+    parameters: Mapping[str, tuple[int, ...]]
+    """Every parameter that the operations read, with its shape."""
+    output: int
+    """Slot of the logits [O, vocab]."""
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: RopeTable
+
+
+def render(plan: Plan) -> str:
+    """Return the plan as text, one operation a line: what people read and golden files pin."""
+    lines = [
+        f"plan layers={plan.num_layers} heads={plan.num_heads} kv_heads={plan.num_kv_heads}"
+        f" head_dim={plan.head_dim}"
+    ]
+    lines += [f"param {name} {list(shape)}" for name, shape in plan.parameters.items()]
+    for op in plan.ops:
+        outputs = ", ".join(_slot_text(plan.slots[index]) for index in op.outputs)
+        inputs = ", ".join(f"%{index}" for index in op.inputs)
+        attributes = "".join(f" {name}={value:g}" for name, value in op.attributes)
+        weights = f" [{', '.join(op.weights)}]" if op.weights else ""
+        lines.append(f"{outputs} = {op.kind}({inputs}){weights}{attributes}")
+    lines.append(f"return %{plan.output}")
+    return "\n".join(lines) + "\n"
+
+
+def _slot_text(slot: Slot) -> str:
+    return f"%{slot.index}[{slot.rows},{slot.width}]"
