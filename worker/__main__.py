@@ -1,0 +1,34 @@
+"""The worker process: configuration, signals and exit codes; `worker.app` does the rest."""
+
+import sys
+
+from services.chassis.config import load
+from services.chassis.fatal import entry
+from services.chassis.lifecycle import Lifecycle, run
+from services.chassis.logging import configure_logging
+from services.chassis.telemetry import configure_tracing
+from worker.app import Worker
+from worker.config import WorkerConfig
+
+
+def main() -> int:
+    """Run one worker until it is told to stop; return the exit code.
+
+    Raises:
+        FatalError: For `entry` to show.
+    """
+    config = load(WorkerConfig, "worker", prog="quire worker")
+    configure_logging(config.name, level=config.log_level)
+    flush_spans = configure_tracing(config.name, config.trace)
+
+    async def serve(lifecycle: Lifecycle) -> None:
+        await Worker(config, lifecycle).run()
+
+    try:
+        return run(config.name, serve, drain_limit_s=config.drain_limit_s)
+    finally:
+        flush_spans()
+
+
+if __name__ == "__main__":
+    sys.exit(entry(main))

@@ -1,0 +1,120 @@
+"""Configuration of one worker process: what it serves, where, with how much memory and which limits.
+
+Values found at run time (pages, epoch, digests) are not here.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from services.chassis.config import ByteSize, check_range
+
+
+class ExecutorKind(StrEnum):
+    """What computes a step."""
+
+    TORCH = "torch"
+    SIM = "sim"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """Serve one model on one device to all gateways.
+
+    Example: quire worker --model smollm2-135m-instruct=/models/smollm2 --scheduler 127.0.0.1:50052
+    """
+
+    name: str = "worker-0"
+    """Stable name of this process, unique in the fleet."""
+    model: str = ""
+    """NAME=PATH: the name callers use, and a model folder or GGUF file; a sim takes a bare NAME too."""
+    executor: ExecutorKind = ExecutorKind.TORCH
+    """torch computes; sim only takes the time that computing would."""
+    host: str = "127.0.0.1"
+    """Address to listen on; beyond loopback only with --insecure."""
+    port: int = 50060
+    """Port of the gRPC service; 0 takes any free one."""
+    advertise: str = ""
+    """host:port by which gateways reach this worker; empty: host and port."""
+    probe_port: int = 9110
+    """Port of /healthz, /readyz and /metrics; 0 takes any free one."""
+    scheduler: str = ""
+    """host:port of the scheduler; empty: none, gateways must know this worker by themselves."""
+    kvmanager: str = ""
+    """host:port of the kvmanager; empty: none, prefixes are reused here but known to nobody."""
+    kv_memory: ByteSize | None = None
+    """Bytes of the KV pool, e.g. 512MiB; absent: --kv-memory-fraction of what is free."""
+    kv_memory_fraction: float = 0.25
+    """Share of the memory free after loading that the KV pool takes when --kv-memory is absent."""
+    max_context_tokens: int | None = None
+    """Longest prompt + output; absent: the model's own limit."""
+    max_sequences: int = 32
+    """Sequences that run together."""
+    max_step_tokens: int = 512
+    """Tokens of the largest step; decode takes its part first."""
+    max_prefill_tokens: int = 256
+    """Prefill tokens in one step: what a prefill adds to the gap between two tokens of a decode."""
+    max_waiting: int = 256
+    """Requests that wait here; the deep queue is the scheduler's."""
+    submit_within_ms: int = 1000
+    """Milliseconds after which a placement that nobody submits gives its credit back."""
+    stuck_after_s: float = 2.0
+    """Seconds without a finished step, with work to do, after which the worker is not ready."""
+    restart_after_s: float = 60.0
+    """The same, after which the process ends to be restarted."""
+    threads: int | None = None
+    """Threads that compute; absent: one per core."""
+    drain_limit_s: float = 30.0
+    """Seconds from SIGTERM to a hard exit; what runs has a little less to finish."""
+    insecure: bool = False
+    """Listen beyond loopback without credentials."""
+    trace: str = "none"
+    """Where spans go: none, otlp, or file:PATH."""
+    log_level: str = "info"
+    """debug, info, warning or error."""
+    sim_prefill_tokens_per_s: float = 2000.0
+    """Tokens per second that the sim executor pretends to prefill."""
+    sim_step_ms: float = 4.0
+    """Milliseconds of any step of the sim executor."""
+    sim_decode_ms: float = 0.6
+    """Milliseconds that each decoding sequence adds to a step."""
+    sim_context_ms: float = 0.4
+    """Milliseconds that each 1,000 tokens of context of decoding sequences add to a step."""
+    sim_vocab_size: int = 32_000
+    """Ids of the sim executor when no model is given."""
+    sim_context_tokens: int = 8192
+    """Longest prompt + output of the sim executor when no model is given."""
+    sim_bad_token: int | None = None
+    """Fault on demand: prompts that hold this id get a NaN row."""
+    sim_crash_token: int | None = None
+    """Fault on demand: a step that computes this id ends the executor."""
+    sim_extra_step_ms: float = 0.0
+    """Fault on demand: every step is slower by so much."""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("name must be given")
+        name, _, path = self.model.partition("=")
+        if not name or (self.executor is not ExecutorKind.SIM and not path):
+            raise ValueError(f"model must be NAME=PATH, got {self.model!r}")
+        check_range("kv_memory_fraction", self.kv_memory_fraction, 0.01, 0.95)
+        check_range("max_sequences", self.max_sequences, 1, 1024)
+        check_range("max_step_tokens", self.max_step_tokens, self.max_sequences + 1, 1 << 16)
+        check_range("max_prefill_tokens", self.max_prefill_tokens, 1, self.max_step_tokens)
+        check_range("max_waiting", self.max_waiting, 1)
+        check_range("submit_within_ms", self.submit_within_ms, 50, 60_000)
+        check_range("stuck_after_s", self.stuck_after_s, 0.1)
+        check_range("restart_after_s", self.restart_after_s, self.stuck_after_s)
+        check_range("drain_limit_s", self.drain_limit_s, 1.0, 3600.0)
+        if self.threads is not None:
+            check_range("threads", self.threads, 1, 1024)
+
+    @property
+    def model_name(self) -> str:
+        return self.model.partition("=")[0]
+
+    @property
+    def model_path(self) -> Path | None:
+        """Where the model lies; None for a sim without files."""
+        path = self.model.partition("=")[2]
+        return Path(path).expanduser() if path else None

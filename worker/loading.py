@@ -1,0 +1,157 @@
+"""Opens the model, loads the executor and sizes its pool, before anything is served.
+
+Blocking, and run in a thread. Knows which executor needs what; imports torch only for the torch executor.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import structlog
+
+from services.artifacts.artifact import ModelArtifact, open_artifact
+from services.artifacts.errors import ArtifactError
+from services.chassis.fatal import FatalError
+from services.domain.block_hash import BLOCK_SIZE
+from services.domain.generation import SamplingParams
+from worker.config import ExecutorKind, WorkerConfig
+from worker.engine.batch import Batch, SampleRow
+from worker.executors.base import Executor
+from worker.executors.sim import CostModel, SimConfig, SimExecutor, SimFaults
+from worker.memory import PoolNeed, PoolSize, check_weights_fit, free_memory_bytes, size_pool
+
+SIM_PAGE_BYTES = BLOCK_SIZE * 23_040
+"""What a page of 16 tokens of a model of 135M parameters takes in 16-bit numbers."""
+SIM_FREE_BYTES = 1 << 30
+"""Memory that a sim pretends to have."""
+SIM_WORDS = 4096
+"""Words that a sim with a real vocabulary draws from."""
+WEIGHT_BYTES_PER_PARAMETER = 4
+"""The torch executor keeps weights in float32."""
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model ready to run: its memory is allocated and one step was made."""
+
+    executor: Executor
+    pool: PoolSize
+    max_context_tokens: int
+
+
+def load(config: WorkerConfig) -> Loaded:
+    """Load what `config` names, allocate its KV memory and run one step.
+
+    Raises:
+        FatalError: The model is damaged or missing, or memory is too small; one line says which.
+    """
+    started = time.monotonic()
+    try:
+        executor = _load_sim(config) if config.executor is ExecutorKind.SIM else _load_torch(config)
+    except ArtifactError as exc:
+        raise FatalError(str(exc)) from exc
+    profile = executor.profile
+    max_context = min(profile.max_context_tokens, config.max_context_tokens or profile.max_context_tokens)
+    need = PoolNeed(
+        page_bytes=profile.page_bytes,
+        page_size=profile.page_size,
+        max_context_tokens=max_context,
+        max_sequences=config.max_sequences,
+    )
+    is_sim = config.executor is ExecutorKind.SIM
+    free = max(SIM_FREE_BYTES, config.kv_memory or 0) if is_sim else free_memory_bytes()
+    fraction = 1.0 if is_sim else config.kv_memory_fraction
+    pool = size_pool(need, kv_bytes=config.kv_memory, free_bytes=free, fraction=fraction)
+    _log.info("kv_pool_sized", pages=pool.num_pages, arithmetic=pool.arithmetic)
+    executor.allocate(pool.num_pages)
+    executor.execute(warm_up_batch())
+    _log.info(
+        "model_loaded",
+        model=profile.model,
+        revision=profile.revision,
+        executor=profile.executor,
+        weight_bytes=profile.weight_bytes,
+        load_s=round(time.monotonic() - started, 2),
+    )
+    return Loaded(executor, pool, max_context)
+
+
+def warm_up_batch() -> Batch:
+    """Return one token of one sequence on page 0, which nobody holds yet."""
+
+    def int32(*values: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.int32]]":
+        return np.array(values, np.int32)
+
+    row = SampleRow(
+        params=SamplingParams(temperature=0), choice=0, position=0, prompt_ids=(0,), output_ids=()
+    )
+    return Batch(
+        ids=int32(0),
+        positions=int32(0),
+        query_start=int32(0, 1),
+        context_len=int32(1),
+        page_table=int32(0).reshape(1, 1),
+        out_rows=int32(0),
+        sampling=(row,),
+    )
+
+
+def _load_torch(config: WorkerConfig) -> Executor:
+    assert config.model_path is not None, "checked by the configuration"
+    artifact = open_artifact(config.model_path)
+    parameters = sum(int(np.prod(tensor.shape)) for tensor in artifact.tensors.values())
+    check_weights_fit(parameters * WEIGHT_BYTES_PER_PARAMETER, free_memory_bytes())
+    try:
+        from worker.executors.torch_executor import load_torch_executor
+    except ModuleNotFoundError as exc:
+        raise FatalError(f"the torch executor needs torch: pip install 'quire[torch]' ({exc})") from exc
+    return load_torch_executor(config.model_path, model_name=config.model_name, num_threads=config.threads)
+
+
+def _load_sim(config: WorkerConfig) -> Executor:
+    faults = SimFaults(
+        extra_step_s=config.sim_extra_step_ms / 1000,
+        bad_token=config.sim_bad_token,
+        crash_token=config.sim_crash_token,
+    )
+    sim = SimConfig(
+        model=config.model_name,
+        vocab_size=config.sim_vocab_size,
+        max_context_tokens=config.sim_context_tokens,
+        page_bytes=SIM_PAGE_BYTES,
+        cost=CostModel(
+            prefill_tokens_per_s=config.sim_prefill_tokens_per_s,
+            step_s=config.sim_step_ms / 1000,
+            decode_sequence_s=config.sim_decode_ms / 1000,
+            decode_context_token_s=config.sim_context_ms / 1e6,
+        ),
+    )
+    if config.model_path is not None:
+        sim = _like_model(sim, config.model_path)
+    return SimExecutor(sim, faults)
+
+
+def _like_model(sim: SimConfig, path: Path) -> SimConfig:
+    """Take sizes and words from a real model, so that its gateway makes text of what the sim draws."""
+    artifact = open_artifact(path)
+    return replace(
+        sim,
+        vocab_size=int(artifact.config["vocab_size"]),
+        max_context_tokens=int(artifact.config["max_position_embeddings"]),
+        palette=_whole_words(artifact),
+    )
+
+
+def _whole_words(artifact: ModelArtifact) -> tuple[int, ...]:
+    tokenizer = artifact.tokenizer
+    words = []
+    for token_id in range(tokenizer.vocab_size):
+        piece = tokenizer.token_bytes(token_id)
+        if len(piece) > 2 and piece[:1] == b" " and piece[1:].isalpha() and piece.isascii():
+            words.append(token_id)
+            if len(words) == SIM_WORDS:
+                break
+    return tuple(words)
