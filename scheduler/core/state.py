@@ -27,6 +27,9 @@ from services.domain.errors import (
 )
 from services.domain.ids import GatewayId, RequestKey, WorkerId
 
+FRESH_S = 0.25
+"""A request that says it waited less than this was on its way here; one that waited longer comes back."""
+
 
 class SchedulerCore:
     """All that the scheduler knows in one term."""
@@ -160,10 +163,11 @@ class SchedulerCore:
     def _take_in(self, gateway: GatewayId, acquire: Acquire, now: float, *, resent: bool) -> None:
         if not self._is_news(gateway, acquire, now):
             return
+        resent = resent or acquire.waited_s >= FRESH_S
         request = WaitingRequest(
             acquire=acquire,
             gateway=gateway,
-            arrived=now - acquire.waited_s,
+            arrived=now - acquire.waited_s if resent else now,
             admitted=now,
             deadline=earliest_limit(acquire.limits, now),
             avoid=frozenset(

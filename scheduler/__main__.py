@@ -1,0 +1,129 @@
+"""Run the scheduler: `python -m scheduler [flags]`.
+
+Wires configuration, core, streams and probes; decides nothing.
+"""
+
+import sys
+from functools import partial
+
+import grpc
+import structlog
+
+from protos.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from scheduler.config import SchedulerConfig
+from scheduler.core.fifo import FifoPolicy
+from scheduler.core.outputs import AskMatch
+from scheduler.core.request import Match
+from scheduler.dispatcher import Dispatcher
+from scheduler.metrics import SchedulerMetrics
+from scheduler.service import SchedulerService
+from services.chassis import lifecycle
+from services.chassis.config import load
+from services.chassis.errors import ErrorInterceptor
+from services.chassis.fatal import entry
+from services.chassis.grpc import (
+    add_health_and_reflection,
+    bind,
+    check_bind,
+    create_channel,
+    create_server,
+    server_credentials,
+)
+from services.chassis.lifecycle import Lifecycle
+from services.chassis.logging import configure_logging
+from services.chassis.metrics import Metrics, sample_loop_lag
+from services.chassis.probes import Probes
+from services.chassis.telemetry import configure_tracing
+from services.domain.ids import RequestKey
+from services.rpc.scheduler_kvmanager_link import KvManagerLink, MatchAnswer
+
+BUILD = "quire-0.1.0"
+STOP_GRACE_S = 2.0
+"""Seconds that calls get to end once the streams are closed."""
+
+_log = structlog.get_logger()
+
+
+async def serve(config: SchedulerConfig, life: Lifecycle) -> None:
+    """Serve until told to stop."""
+    metrics = Metrics()
+    dispatcher = Dispatcher(
+        config.rules(), new_policy=FifoPolicy, epoch=life.epoch, metrics=SchedulerMetrics(metrics)
+    )
+    service = SchedulerService(dispatcher, name=config.name, build=BUILD)
+    server = create_server(interceptors=[ErrorInterceptor()])
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    names = [scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name]
+    health = add_health_and_reflection(server, names)
+    credentials = None
+    if config.tls_cert is not None and config.tls_key is not None:
+        credentials = server_credentials(config.tls_cert, config.tls_key)
+    port = bind(server, f"{config.host}:{config.port}", credentials=credentials)
+    channel = create_channel(config.kvmanager) if config.kvmanager is not None else None
+    probes = Probes(config.probe_port, is_ready=lambda: health.serving, metrics=metrics, host=config.host)
+    async with probes:
+        await server.start()
+        life.spawn(dispatcher.run(), name="place")
+        life.spawn(sample_loop_lag(metrics), name="loop_lag")
+        life.on_wake(lambda _: dispatcher.restart(life.epoch))
+        if channel is not None:
+            life.spawn(_link(config, dispatcher, channel).run(), name="kvmanager")
+        health.set_serving()
+        _log.info("serving", host=config.host, port=port, probe_port=probes.port, term=dispatcher.term)
+        await life.stopping.wait()
+        # What waits stays with the gateways; whoever answers them next gets it.
+        health.set_not_serving()
+        service.draining = True
+        dispatcher.close()
+        await server.stop(STOP_GRACE_S)
+        if channel is not None:
+            await channel.close()
+
+
+def _link(config: SchedulerConfig, dispatcher: Dispatcher, channel: grpc.aio.Channel) -> KvManagerLink:
+    def on_answer(key: RequestKey, answer: MatchAnswer) -> None:
+        match = Match(
+            at=dispatcher.now(),
+            tokens=answer.tokens,
+            miss_reason=answer.miss_reason,
+            first_miss_token=answer.first_miss_token,
+        )
+        dispatcher.match_answered(key, match)
+
+    link = KvManagerLink(
+        channel,
+        name=config.name,
+        epoch=lambda: dispatcher.term,
+        build=BUILD,
+        on_answer=on_answer,
+        on_connected=dispatcher.matching,
+    )
+
+    def ask(question: AskMatch) -> None:
+        acquire = question.acquire
+        link.ask(
+            acquire.key,
+            acquire.block_hashes,
+            tenant=acquire.tenant,
+            own_salt=acquire.own_salt,
+            namespace=question.namespace,
+        )
+
+    dispatcher.use_matches(ask)
+    return link
+
+
+def main() -> int:
+    """Read the configuration and serve; return the exit code."""
+    config = load(SchedulerConfig, "scheduler")
+    check_bind(config.host, config.insecure, config.tls_cert is not None)
+    configure_logging(config.name, level=config.log_level)
+    end_tracing = configure_tracing(config.name, config.trace)
+    try:
+        return lifecycle.run(config.name, partial(serve, config))
+    finally:
+        end_tracing()
+
+
+if __name__ == "__main__":
+    sys.exit(entry(main))

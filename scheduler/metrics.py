@@ -1,0 +1,53 @@
+"""What the scheduler counts.
+
+Knows the core's outputs and tables; changes nothing.
+"""
+
+from scheduler.core.outputs import Output, Placed, Rejected
+from scheduler.core.state import SchedulerCore
+from services.chassis.metrics import Metrics
+from services.domain.generation import Band, RequestClass
+
+
+class SchedulerMetrics:
+    """Gauges are set from the live tables; counters follow the outputs."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._requests = metrics.gauge(
+            "quire_requests", "Requests in the queue", ("state", "band", "request_class")
+        )
+        self._credits = metrics.gauge(
+            "quire_scheduler_credits", "Placements a worker would take now", ("worker",)
+        )
+        self._placed = metrics.counter(
+            "quire_placements_total", "Requests placed on a worker", ("worker", "miss_reason")
+        )
+        self._rejected = metrics.counter("quire_rejections_total", "Requests refused", ("reason",))
+        self._queue_time = metrics.histogram(
+            "quire_queue_seconds", "Time from arrival to placement", ("band", "request_class")
+        )
+        self._workers_shown: set[str] = set()
+
+    def handled(self, output: Output) -> None:
+        """Count one output."""
+        if isinstance(output, Placed):
+            acquire = output.acquire
+            self._placed.add(1, output.worker, output.miss_reason.value)
+            self._queue_time.observe(
+                output.waited_s, acquire.band.name.lower(), acquire.request_class.name.lower()
+            )
+        elif isinstance(output, Rejected):
+            self._rejected.add(1, output.error.reason)
+
+    def show(self, core: SchedulerCore) -> None:
+        """Set the gauges to what is true now."""
+        waiting = {(band, kind): 0 for band in Band for kind in RequestClass}
+        for (band, kind, _), count in core.room.sizes.items():
+            waiting[band, kind] += count
+        for (band, kind), count in waiting.items():
+            self._requests.set(count, "waiting", band.name.lower(), kind.name.lower())
+        for name in self._workers_shown - set(core.fleet.workers):
+            self._credits.set(0, name)
+        self._workers_shown = set(core.fleet.workers)
+        for name, worker in core.fleet.workers.items():
+            self._credits.set(worker.free_credits, name)
