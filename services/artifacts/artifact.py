@@ -116,7 +116,11 @@ def _open_gguf(path: Path) -> ModelArtifact:
         path=path,
         config=config_of(file),
         tensors={name: tensor for name, tensor in file.tensors.items() if name != ROPE_FACTORS_TENSOR},
-        generation_defaults={},
+        generation_defaults={
+            name: metadata[f"general.sampling.{key}"]
+            for key, name in [("temp", "temperature"), ("top_p", "top_p"), ("top_k", "top_k")]
+            if f"general.sampling.{key}" in metadata
+        },
         chat_template=metadata.get("tokenizer.chat_template"),
         declared_eos_ids=frozenset(int(eos_id) for eos_id in eos_ids),
         files=(path,),

