@@ -1,0 +1,118 @@
+"""Run the kvmanager: `python -m kvmanager [flags]`.
+
+Wires configuration, manager, copy, streams and probes; decides nothing.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import Mapping
+from functools import partial
+
+import structlog
+
+from kvmanager.config import KvManagerConfig, load_config
+from kvmanager.core.eviction_policy import EvictionPolicy
+from kvmanager.core.index_copy import IndexCopy
+from kvmanager.manager import Manager
+from kvmanager.metrics import IndexMetrics
+from kvmanager.service import SERVICE_NAME, KvManagerService
+from kvmanager.stores.redis import RedisIndexCopy
+from protos.kvmanager.v1 import kvmanager_pb2_grpc
+from services.chassis import lifecycle
+from services.chassis.errors import ErrorInterceptor
+from services.chassis.fatal import entry
+from services.chassis.grpc import (
+    add_health_and_reflection,
+    bind,
+    check_bind,
+    create_server,
+    server_credentials,
+)
+from services.chassis.lifecycle import Lifecycle
+from services.chassis.logging import configure_logging
+from services.chassis.metrics import Metrics, sample_loop_lag
+from services.chassis.probes import Probes
+from services.chassis.redis import connect
+from services.chassis.telemetry import configure_tracing, span
+from services.domain.errors import DependencyDown
+from services.domain.ids import TenantId
+
+BUILD = "quire-0.1.0"
+TICK_S = 0.5
+RESTORE_LIMIT_S = 10.0
+"""Seconds that reading the copy may take at start."""
+STOP_GRACE_S = 2.0
+"""Seconds that calls get to end once the streams are closed."""
+
+_log = structlog.get_logger()
+
+
+async def serve(config: KvManagerConfig, caps: Mapping[TenantId, int], life: Lifecycle) -> None:
+    """Serve until told to stop."""
+    metrics = Metrics()
+    store = None if config.redis_url is None else connect(config.redis_url)
+    copy = None if store is None else RedisIndexCopy(store)
+    policy = EvictionPolicy(order=config.eviction_order)
+    manager = Manager(caps=caps, policy=policy, metrics=IndexMetrics(metrics), copy=copy)
+    service = KvManagerService(manager, config.name, lambda: life.epoch, BUILD)
+    server = create_server(interceptors=[ErrorInterceptor()])
+    kvmanager_pb2_grpc.add_KvManagerServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    health = add_health_and_reflection(server, [SERVICE_NAME])
+    credentials = None
+    if config.tls_cert is not None and config.tls_key is not None:
+        credentials = server_credentials(config.tls_cert, config.tls_key)
+    port = bind(server, f"{config.host}:{config.port}", credentials=credentials)
+    probes = Probes(config.probe_port, is_ready=lambda: health.serving, metrics=metrics, host=config.host)
+    async with probes:
+        if copy is not None:
+            await restore(manager, copy)
+        await server.start()
+        life.spawn(_tick(manager), name="tick")
+        life.spawn(sample_loop_lag(metrics), name="loop_lag")
+        if manager.writer is not None:
+            life.spawn(manager.writer.run(), name="index_copy")
+        health.set_serving()
+        _log.info("serving", host=config.host, port=port, probe_port=probes.port, num_caps=len(caps))
+        await life.stopping.wait()
+        health.set_not_serving()
+        service.drain()
+        await server.stop(STOP_GRACE_S)
+        if manager.writer is not None:
+            await manager.writer.flush()
+    if store is not None:
+        await store.close()
+
+
+async def restore(manager: Manager, copy: IndexCopy) -> None:
+    """Read the copy once; where it cannot be read, the workers' snapshots do alone."""
+    try:
+        with span("kvmanager.restore"):
+            async with asyncio.timeout(RESTORE_LIMIT_S):
+                copied = await copy.load()
+    except (DependencyDown, TimeoutError) as error:
+        _log.warning("index_copy_unreadable", error=type(error).__name__)
+        return
+    manager.restore(copied, time.monotonic())
+
+
+async def _tick(manager: Manager) -> None:
+    while True:
+        manager.tick(time.monotonic())
+        await asyncio.sleep(TICK_S)
+
+
+def main() -> int:
+    """Read the configuration and serve; return the exit code."""
+    config, caps = load_config()
+    check_bind(config.host, config.insecure, config.tls_cert is not None)
+    configure_logging(config.name, level=config.log_level)
+    end_tracing = configure_tracing(config.name, config.trace)
+    try:
+        return lifecycle.run(config.name, partial(serve, config, caps))
+    finally:
+        end_tracing()
+
+
+if __name__ == "__main__":
+    sys.exit(entry(main))

@@ -1,0 +1,106 @@
+"""What can be set from outside.
+
+Knows ranges and the tenants' caps; how values are read is the chassis' business. Of the file's `[[tenants]]`
+only `id` and `kv_pages` are read here: the rest is the gateway's.
+"""
+
+import argparse
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvmanager.core.eviction_policy import EvictionOrder
+from services.chassis.config import ConfigError, check_range, load
+from services.chassis.logging import LEVELS
+from services.domain.ids import TenantId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvManagerConfig:
+    """Run the kvmanager: the prefix index of the fleet and the tenants' slices of KV pages."""
+
+    name: str = "kvmanager"
+    """Name of this process towards its peers."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 50053
+    """gRPC port; 0 takes any free one."""
+    probe_port: int = 9102
+    """Port of /healthz, /readyz and /metrics; 0 takes any free one."""
+    redis_url: str | None = None
+    """redis://host:port/db for the copy of the index; without one it does not outlive this process."""
+    tenant_cap: tuple[str, ...] = ()
+    """TENANT=PAGES: most KV pages of a tenant over all workers; goes before the file's kv_pages."""
+    eviction_order: EvictionOrder = EvictionOrder.LRU
+    """In which order workers give up cached blocks."""
+    tls_cert: Path | None = None
+    """Certificate chain for TLS (PEM)."""
+    tls_key: Path | None = None
+    """Its private key (PEM)."""
+    insecure: bool = False
+    """Listen beyond loopback without credentials."""
+    trace: str = "none"
+    """Where spans go: none, otlp or file:PATH."""
+    log_level: str = "info"
+    """debug, info, warning or error."""
+
+    def __post_init__(self) -> None:
+        check_range("port", self.port, 0, 65535)
+        check_range("probe_port", self.probe_port, 0, 65535)
+        if self.log_level not in LEVELS:
+            raise ValueError(f"log_level must be one of {', '.join(LEVELS)}, got {self.log_level}")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key must be given together")
+        for text in self.tenant_cap:
+            _cap_of_flag(text)
+
+
+def load_config(
+    argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
+) -> tuple[KvManagerConfig, dict[TenantId, int]]:
+    """Return the configuration and the caps of tenants in pages.
+
+    Raises:
+        ConfigError: One line naming the field, the rule and what was given.
+    """
+    config = load(KvManagerConfig, "kvmanager", argv=argv, environ=environ)
+    caps = _caps_of_file(_config_file(argv, os.environ if environ is None else environ))
+    return config, caps | dict(_cap_of_flag(text) for text in config.tenant_cap)
+
+
+def _config_file(argv: Sequence[str] | None, environ: Mapping[str, str]) -> str | None:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config")
+    given: str | None = parser.parse_known_args(argv)[0].config
+    return given or environ.get("QUIRE_CONFIG")
+
+
+def _caps_of_file(path: str | None) -> dict[TenantId, int]:
+    if path is None:
+        return {}
+    tenants = tomllib.loads(Path(path).read_text("utf-8")).get("tenants", [])
+    if not isinstance(tenants, list) or not all(isinstance(one, dict) for one in tenants):
+        raise ConfigError(f"{path}: tenants must be tables, each [[tenants]]")
+    caps = {}
+    for one in tenants:
+        pages = one.get("kv_pages")
+        if pages is None:
+            continue
+        tenant = one.get("id")
+        if not isinstance(tenant, str) or not tenant:
+            raise ConfigError(f"{path}: [[tenants]] with kv_pages must have an id")
+        if not isinstance(pages, int) or isinstance(pages, bool) or pages < 1:
+            raise ConfigError(
+                f"{path}: kv_pages of tenant {tenant} must be a whole number from 1, got {pages!r}"
+            )
+        caps[TenantId(tenant)] = pages
+    return caps
+
+
+def _cap_of_flag(text: str) -> tuple[TenantId, int]:
+    tenant, _, pages = text.rpartition("=")
+    if not tenant or not pages.isdigit() or int(pages) < 1:
+        raise ValueError(f"tenant_cap must be TENANT=PAGES, pages from 1, got {text!r}")
+    return TenantId(tenant), int(pages)

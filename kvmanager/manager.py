@@ -1,0 +1,274 @@
+"""The one owner of what is known about the fleet's KV: index, feeds of workers, slices, history.
+
+Every method runs between two awaits and takes the time as `now`. Does not know gRPC; allocates no page. Where
+the copy's store is down, everything here goes on from memory.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from kvmanager.copy_writer import CopyWriter
+from kvmanager.core.eviction_policy import EvictionPolicy
+from kvmanager.core.index_copy import CopiedWorker, IndexCopy
+from kvmanager.core.miss_reason import AskedHistory, HistoryBounds, Missed, RemovalHistory, explain_miss
+from kvmanager.core.prefix_index import PrefixIndex, WorkerKey
+from kvmanager.core.slices import SliceBook
+from kvmanager.core.worker_feed import Step, WorkerFeed
+from kvmanager.messages import Answer, CacheChange, Query, SnapshotPart, WorkerLink, WorkerStatus
+from kvmanager.metrics import IndexMetrics
+from services.domain.errors import StaleAttempt
+from services.domain.ids import Epoch, Namespace, TenantId, WorkerId
+from services.domain.miss_reason import MissReason
+
+DROP_AFTER_S = 3.0
+"""Seconds of silence after which a worker without a stream is dropped; with the tick, inside 4 s."""
+COPY_GRACE_S = 10.0
+"""Seconds that a worker known from the copy only has to say hello."""
+MAX_KNOWN_EPOCHS = 1_024
+
+_log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Worker:
+    """One boot of a worker, as far as it is known."""
+
+    key: WorkerKey
+    feed: WorkerFeed
+    last_seen: float
+    in_sync_at: float
+    """When all its changes were last known; at first, since when it is not."""
+    drop_after_s: float = DROP_AFTER_S
+    link: WorkerLink | None = None
+    from_copy: bool = False
+    tenant_pages: dict[TenantId, int] = field(default_factory=dict)
+
+
+class Manager:
+    """State of the kvmanager."""
+
+    def __init__(
+        self,
+        *,
+        caps: Mapping[TenantId, int],
+        policy: EvictionPolicy,
+        metrics: IndexMetrics,
+        copy: IndexCopy | None = None,
+        bounds: HistoryBounds | None = None,
+    ) -> None:
+        bounds = bounds or HistoryBounds()
+        self.index = PrefixIndex()
+        self.writer = None if copy is None else CopyWriter(copy, self.index)
+        self.num_queries = 0
+        self.num_hits = 0
+        self._caps = dict(caps)
+        self._slices = SliceBook(caps)
+        self._slices_version = 0
+        self._policy = policy
+        self._metrics = metrics
+        self._workers: dict[WorkerId, _Worker] = {}
+        self._epochs: dict[WorkerId, Epoch] = {}
+        self._removals = RemovalHistory(bounds)
+        self._asked = AskedHistory(bounds)
+
+    def restore(self, copied: list[CopiedWorker], now: float) -> None:
+        """Take in what the copy knows; it serves until the workers' own snapshots arrive."""
+        for one in copied:
+            if one.key.worker in self._workers:
+                continue
+            self.index.put_worker(one.key)
+            self.index.replace(one.key.worker, one.blocks)
+            self._workers[one.key.worker] = _Worker(
+                one.key, WorkerFeed(), now, now, drop_after_s=COPY_GRACE_S, from_copy=True
+            )
+        _log.info("index_restored", num_workers=len(copied), num_blocks=sum(len(c.blocks) for c in copied))
+
+    def connect(self, key: WorkerKey, total_pages: int, link: WorkerLink, now: float) -> None:
+        """Take in a worker's hello: a new boot begins empty, the same boot goes on by number.
+
+        Raises:
+            StaleAttempt: A later boot of that worker is known.
+        """
+        newest = self._epochs.get(key.worker, key.epoch)
+        known = self._workers.get(key.worker)
+        if key.epoch < max(newest, known.key.epoch if known else newest):
+            raise StaleAttempt(f"{key.worker} has an older epoch than the one known here")
+        self._epochs.pop(key.worker, None)
+        self._epochs[key.worker] = key.epoch
+        if len(self._epochs) > MAX_KNOWN_EPOCHS:
+            self._epochs.pop(next(iter(self._epochs)))
+        same_boot = known is not None and known.key == key
+        if known is not None and known.link is not None:
+            known.link.close()
+        if known is not None and not same_boot:
+            self._drop(known, now, reason="new_boot")
+        if known is None or not same_boot:
+            self.index.put_worker(key)
+            known = self._workers[key.worker] = _Worker(key, WorkerFeed(), now, now)
+            self._copy_whole(key.worker)
+        known.link, known.last_seen, known.drop_after_s = link, now, DROP_AFTER_S
+        known.feed.reconnected(now)
+        self._slices.add_worker(key.worker, total_pages, now, same_boot=same_boot)
+        link.push_policy(self._policy)
+        self._push_slices(known)
+        _log.info("worker_connected", worker=key.worker, epoch=key.epoch, same_boot=same_boot)
+
+    def disconnect(self, worker: WorkerId, link: WorkerLink, now: float) -> None:
+        """Note that a stream ended; what is known stays for `DROP_AFTER_S` after its last message."""
+        known = self._by_link(worker, link)
+        if known is not None:
+            known.link = None
+            self._slices.lose_worker(worker, now)
+            _log.info("worker_disconnected", worker=worker, silent_s=round(now - known.last_seen, 3))
+
+    def on_heartbeat(self, worker: WorkerId, link: WorkerLink, now: float) -> None:
+        """Note that a worker lives."""
+        known = self._by_link(worker, link)
+        if known is not None:
+            self._saw(known, now)
+
+    def on_change(self, worker: WorkerId, link: WorkerLink, change: CacheChange, now: float) -> None:
+        """Apply one numbered message of changes."""
+        known = self._by_link(worker, link)
+        if known is None:
+            return
+        step = known.feed.offer_events(change.seq)
+        if step is Step.IGNORE:
+            self._metrics.ignored.add()
+        else:
+            if step is Step.GAP:
+                self._metrics.gaps.add()
+                _log.warning("index_gap", worker=worker, seq=change.seq)
+            self._apply(known, change)
+        self._saw(known, now)
+
+    def on_unreadable(self, worker: WorkerId, link: WorkerLink, now: float) -> None:
+        """Note a message that made no sense: from here on only a snapshot is sure."""
+        known = self._by_link(worker, link)
+        if known is not None:
+            known.feed.lost()
+            self._metrics.ignored.add()
+            self._saw(known, now)
+
+    def on_snapshot(self, worker: WorkerId, link: WorkerLink, part: SnapshotPart, now: float) -> None:
+        """Take one part of a snapshot; the last one replaces what was known."""
+        known = self._by_link(worker, link)
+        if known is None:
+            return
+        whole = known.feed.offer_snapshot(part.seq, part.blocks, first=part.first, more=part.more)
+        if whole is not None:
+            before = self.index.replace(worker, whole)
+            self._removals.removed(before - whole, MissReason.EVICTED_FOR_SPACE)
+            known.from_copy = False
+            self._copy_whole(worker)
+            self._metrics.snapshots.add()
+            _log.info("index_snapshot", worker=worker, num_blocks=len(whole), seq=part.seq)
+        self._saw(known, now)
+
+    def match(self, query: Query) -> Answer:
+        """Find the longest cached prefixes of a prompt and say why they are not longer."""
+        namespace = None if query.namespace is None else Namespace(query.namespace)
+        matches = self.index.longest_prefixes(query.hashes, namespace)
+        num_cached = max((match.num_blocks for match in matches), default=0)
+        whole = num_cached == len(query.hashes)
+        missed = Missed(
+            tenant=query.tenant,
+            hashes=query.hashes,
+            num_cached=num_cached,
+            own_salt=query.own_salt,
+            held_elsewhere=not whole and self.index.is_held(query.hashes[num_cached], namespace),
+        )
+        reason = explain_miss(missed, self._removals, self._asked)
+        self._asked.note(query.tenant, query.hashes)
+        self._count(num_cached > 0, reason)
+        return Answer(
+            matches=matches, miss_reason=reason, num_cached=num_cached, index_version=self.index.version
+        )
+
+    def status(self, now: float) -> list[WorkerStatus]:
+        return [
+            WorkerStatus(
+                key=known.key,
+                num_blocks=len(self.index.blocks_of(worker)),
+                seq=known.feed.seq,
+                from_copy=known.from_copy,
+                silent_s=max(0.0, now - known.last_seen),
+                tenant_pages=known.tenant_pages,
+            )
+            for worker, known in self._workers.items()
+        ]
+
+    def tick(self, now: float) -> None:
+        """Drop the dead, move slices, set the gauges; call it twice a second."""
+        for known in list(self._workers.values()):
+            if known.link is None and now - known.last_seen > known.drop_after_s:
+                self._drop(known, now, reason="silent")
+        for worker in self._slices.rebalance(now):
+            changed = self._workers.get(worker)
+            if changed is not None:
+                self._push_slices(changed)
+        self._set_gauges(now)
+
+    def _apply(self, known: _Worker, change: CacheChange) -> None:
+        worker = known.key.worker
+        if change.removed:
+            self.index.remove(worker, change.removed)
+            self._removals.removed(change.removed, change.removal_reason)
+        if change.stored:
+            self.index.add(worker, change.stored)
+        if self.writer is not None and (change.stored or change.removed):
+            self.writer.changed(worker, added=change.stored, removed=change.removed)
+        known.tenant_pages.update(change.tenant_pages)
+        for tenant in [t for t, pages in known.tenant_pages.items() if not pages]:
+            del known.tenant_pages[tenant]
+        self._slices.report(worker, change.tenant_pages, change.wants_more)
+
+    def _saw(self, known: _Worker, now: float) -> None:
+        known.last_seen = now
+        if known.feed.in_sync:
+            known.in_sync_at = now
+        elif known.link is not None and known.feed.should_ask(now):
+            known.link.ask_snapshot()
+
+    def _drop(self, known: _Worker, now: float, *, reason: str) -> None:
+        worker = known.key.worker
+        self._removals.worker_gone(self.index.drop_worker(worker))
+        self._slices.lose_worker(worker, now)
+        del self._workers[worker]
+        self._copy_whole(worker)
+        self._metrics.blocks.set(0, worker)
+        self._metrics.staleness.set(0, worker)
+        _log.info("worker_dropped", worker=worker, epoch=known.key.epoch, reason=reason)
+
+    def _push_slices(self, known: _Worker) -> None:
+        if self._caps and known.link is not None:
+            self._slices_version += 1
+            known.link.push_slices(self._slices_version, self._slices.limits_of(known.key.worker))
+
+    def _copy_whole(self, worker: WorkerId) -> None:
+        if self.writer is not None:
+            self.writer.replaced(worker)
+
+    def _by_link(self, worker: WorkerId, link: WorkerLink) -> _Worker | None:
+        """Return the worker if `link` still speaks for it: an older stream has no say any more."""
+        known = self._workers.get(worker)
+        return known if known is not None and known.link is link else None
+
+    def _count(self, hit: bool, reason: MissReason) -> None:
+        self.num_queries += 1
+        self.num_hits += hit
+        self._metrics.queries.add()
+        self._metrics.hits.add(int(hit))
+        if reason is not MissReason.NONE:
+            self._metrics.misses.add(1, reason.value)
+
+    def _set_gauges(self, now: float) -> None:
+        for worker, known in self._workers.items():
+            self._metrics.blocks.set(len(self.index.blocks_of(worker)), worker)
+            self._metrics.staleness.set(max(0.0, now - known.in_sync_at), worker)
+        for tenant in self._caps:
+            self._metrics.slice_pages.set(self._slices.in_force(tenant), tenant)
+        behind = None if self.writer is None else self.writer.is_behind_since
+        self._metrics.copy_behind.set(0.0 if behind is None else max(0.0, now - behind))
