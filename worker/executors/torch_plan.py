@@ -207,7 +207,8 @@ class TorchPlan:
 
 
 def _rope_table(rope: RopeTable, max_positions: int) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [max_positions, head_dim / 2] float32, angles in float32 as in training."""
+    """Return cos and sin as `rope_store` reads them, [max_positions, head_dim], angles in float32."""
     frequencies = torch.tensor(rope.inverse_frequencies, dtype=torch.float32)
     angles = torch.arange(max_positions, dtype=torch.float32).unsqueeze(1) * frequencies
-    return angles.cos().mul_(rope.magnitude), angles.sin().mul_(rope.magnitude)
+    cos, sin = angles.cos().mul_(rope.magnitude), angles.sin().mul_(rope.magnitude)
+    return torch.cat([cos, cos], dim=1), torch.cat([-sin, sin], dim=1)

@@ -58,10 +58,9 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, out: Tensor, group: TileGro
     scores += group.mask
     # 3. Softmax weights. A maximum has no order of summation: it is taken over all blocks at once.
     maxima = scores.amax(-1)
-    best = maxima[:num_tiles].clone()
     for part, count in _parts(maxima, active):
-        torch.maximum(best[:count], part, out=best[:count])
-    scores.sub_(_repeat(best, active).unsqueeze(-1)).exp_()
+        torch.maximum(maxima[:count], part, out=maxima[:count])
+    scores.sub_(_repeat(maxima[:num_tiles], active).unsqueeze(-1)).exp_()
     # 4. Blocks are added up in order, each tile's own.
     sums = scores.sum(-1)
     blocks = values.index_select(0, group.kv_rows).view(-1, KEY_BLOCK, head_dim)

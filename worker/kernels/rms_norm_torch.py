@@ -9,6 +9,6 @@ from torch import Tensor
 
 def rms_norm(x: Tensor, weight: Tensor, out: Tensor, *, eps: float) -> None:
     """Normalise the last dimension of x into `out`."""
-    mean_square = (x * x).sum(-1, keepdim=True).div_(x.shape[-1])
+    mean_square = (x * x).mean(-1, keepdim=True)
     torch.div(x, mean_square.add_(eps).sqrt_(), out=out)
     out.mul_(weight)

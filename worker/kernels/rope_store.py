@@ -1,7 +1,8 @@
 """Contract of `rope_store`: rotate q and k, write k and v of the step's tokens into the KV memory.
 
 qkv: [rows, (q_heads + 2 * kv_heads) * head_dim] float32, heads side by side, q then k then v.
-cos, sin: [rows, head_dim / 2] float32. Pair i of a head is (i, i + head_dim / 2).
+cos, sin: [rows, head_dim] float32; pair i of a head is (i, i + head_dim / 2), so both halves of cos are equal
+and the first half of sin is the negative of the second: y = x * cos + swap_halves(x) * sin.
 keys, values: [n, head_dim] float32, rows of one layer's pages. store_rows: [tokens * kv_heads] int64, where
 token t's head h goes; rows of qkv beyond `tokens` are padding and stored nowhere.
 q: [rows, q_heads * head_dim] float32, overwritten.

@@ -1,0 +1,141 @@
+"""A row's logits are the same bit for bit alone, batched, chunked, after a hit and after recompute."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tests.unit.executors.batches import Part, logits_of, make_batch
+from tests.unit.executors.tiny_models import VOCAB, make_model, save_folder
+from worker.executors.torch_executor import TorchExecutor, load_torch_executor
+
+NUM_PAGES = 200
+PAGE = 16
+
+SHAPES = [
+    ("llama", {"num_attention_heads": 8, "num_key_value_heads": 8}),
+    ("llama", {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 20, "hidden_size": 60}),
+    ("qwen2", {"num_attention_heads": 7, "num_key_value_heads": 1, "hidden_size": 112}),
+    ("qwen3", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}),
+]
+
+
+@pytest.fixture(scope="module", params=SHAPES, ids=lambda shape: f"{shape[0]}-{len(shape[1])}")
+def executor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TorchExecutor:
+    family, overrides = request.param
+    folder = save_folder(make_model(family, **overrides), tmp_path_factory.mktemp(family))
+    executor = load_torch_executor(folder, model_name="tiny")
+    executor.allocate(NUM_PAGES)
+    return executor
+
+
+def poison(executor: TorchExecutor) -> None:
+    """Fill every page with NaN, as a failed sequence may leave it; the page of zeros is not the pool's."""
+    rows = executor._rows
+    assert rows is not None
+    rows[: NUM_PAGES * executor._layout.page_rows].fill_(float("nan"))
+
+
+def alone(executor: TorchExecutor, ids: list[int]) -> NDArray[np.float32]:
+    return logits_of(executor, [Part(ids, 0, list(range(-(-len(ids) // PAGE))))])
+
+
+def test_random_schedules_give_the_bits_of_each_sequence_alone(executor: TorchExecutor) -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(4):
+        sequences = [rng.integers(0, VOCAB, int(n)).tolist() for n in rng.integers(1, 300, 7)]
+        expected = [alone(executor, ids) for ids in sequences]
+        poison(executor)
+        pages = np.split(rng.permutation(NUM_PAGES)[: 7 * 20], 7)
+        done = [0] * 7
+        while any(done[i] < len(ids) for i, ids in enumerate(sequences)):
+            parts, owners = [], []
+            for i in rng.permutation(7):
+                left = len(sequences[i]) - done[i]
+                if left and rng.random() < 0.7:
+                    count = min(left, int(rng.choice([1, 1, 2, 5, 16, 33, 64, 100])))
+                    parts.append(Part(sequences[i][done[i] : done[i] + count], done[i], pages[i].tolist()))
+                    owners.append(i)
+            if not parts:
+                continue
+            logits = logits_of(executor, parts)
+            start = 0
+            for i, part in zip(owners, parts, strict=True):
+                rows = logits[start : start + len(part.ids)]
+                start += len(part.ids)
+                assert np.array_equal(rows, expected[i][done[i] : done[i] + len(part.ids)])
+                done[i] += len(part.ids)
+
+
+def test_every_row_index_of_a_decode_batch_gives_the_same_bits(executor: TorchExecutor) -> None:
+    ids = np.random.default_rng(2).integers(0, VOCAB, 40).tolist()
+    expected = alone(executor, ids)[-1]
+    for size in range(1, 34):
+        parts = [Part([5], 0, [50 + i]) for i in range(size - 1)]
+        for place in {0, size // 2, size - 1}:
+            batch = [*parts[:place], Part(ids[-1:], 39, [0, 1, 2]), *parts[place:]]
+            assert np.array_equal(logits_of(executor, batch)[place], expected)
+
+
+@pytest.mark.failure("B040")
+def test_a_prefix_hit_gives_the_bits_of_a_miss(executor: TorchExecutor) -> None:
+    rng = np.random.default_rng(3)
+    prefix, tails = rng.integers(0, VOCAB, 144).tolist(), rng.integers(0, VOCAB, (2, 24)).tolist()
+    expected = [alone(executor, prefix + tail)[-24:] for tail in tails]
+    poison(executor)
+    shared = list(range(100, 109))
+    first = [Part(prefix + tails[0], 0, [*shared, 1, 2])]
+    assert np.array_equal(logits_of(executor, first)[-24:], expected[0])
+    assert np.array_equal(logits_of(executor, [Part(tails[1], 144, [*shared, 7, 3])]), expected[1])
+
+
+@pytest.mark.failure("B023")
+@pytest.mark.failure("B030")
+def test_recompute_after_preemption_gives_the_bits_of_the_first_run(executor: TorchExecutor) -> None:
+    ids = np.random.default_rng(4).integers(0, VOCAB, 70).tolist()
+    prompt, pages = ids[:50], [9, 4, 120, 33, 61]
+    logits_of(executor, [Part(prompt, 0, pages)])
+    decoded = [logits_of(executor, [Part([ids[n]], n, pages)])[0] for n in range(50, 70)]
+    poison(executor)
+    again = logits_of(executor, [Part(ids, 0, [150, 2, 80, 81, 10])])
+    assert np.array_equal(again[50:], np.stack(decoded))
+
+
+@pytest.mark.failure("B025")
+def test_a_sequence_of_nan_leaves_its_neighbours_alone(executor: TorchExecutor) -> None:
+    ids = np.random.default_rng(5).integers(0, VOCAB, 20).tolist()
+    expected = alone(executor, ids)[-1]
+    rows = executor._rows
+    assert rows is not None
+    sick = Part([1], 16, [40, 41])
+    rows[40 * executor._layout.page_rows : 41 * executor._layout.page_rows].fill_(float("nan"))
+    batch = make_batch([sick, Part(ids, 0, [42, 43])], every_row=False)
+    result = executor.execute(batch)
+    assert result.failed.tolist() == [True, False]
+    assert np.array_equal(logits_of(executor, [sick, Part(ids, 0, [42, 43])])[-1], expected)
+
+
+def test_a_step_without_output_rows_only_stores(executor: TorchExecutor) -> None:
+    ids = np.random.default_rng(6).integers(0, VOCAB, 33).tolist()
+    expected = alone(executor, ids)[-1]
+    poison(executor)
+    batch = make_batch([Part(ids[:32], 0, [5, 6, 7])])
+    silent = {"out_rows": batch.out_rows[:0], "sampling": ()}
+    fields: dict[str, Any] = {name: getattr(batch, name) for name in batch.__slots__}
+    result = executor.execute(type(batch)(**{**fields, **silent}))
+    assert len(result.token_ids) == 0
+    assert np.array_equal(logits_of(executor, [Part(ids[32:], 32, [5, 6, 7])])[0], expected)
+
+
+def test_the_number_of_threads_changes_no_bit(executor: TorchExecutor) -> None:
+    ids = np.random.default_rng(7).integers(0, VOCAB, 150).tolist()
+    threads = torch.get_num_threads()
+    results = []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        results.append(alone(executor, ids))
+    torch.set_num_threads(threads)
+    assert np.array_equal(results[0], results[1])
+    assert np.array_equal(results[0], results[2])

@@ -1,0 +1,100 @@
+"""The torch executor computes what transformers computes, from every file format."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import PreTrainedModel
+
+from tests.unit.executors.batches import Part, logits_of
+from tests.unit.executors.tiny_models import VOCAB, make_model, reference_logits, save_folder, save_gguf
+from worker.executors.torch_executor import load_torch_executor
+
+IDS = np.random.default_rng(0).integers(0, VOCAB, 65).tolist()
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+def assert_equal_logits(path: Path, model: PreTrainedModel, ids: list[int]) -> None:
+    """Compare with the reference at every position, in one prefill."""
+    executor = load_torch_executor(path, model_name="tiny")
+    executor.allocate(40)
+    ours = logits_of(executor, [Part(ids, 0, list(range(40)))])
+    theirs = reference_logits(model, ids)
+    assert np.abs(theirs).max() > 0.5
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.failure("B106")
+@pytest.mark.failure("B111")
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("llama", {"num_attention_heads": 8, "num_key_value_heads": 8}),
+        ("llama", {"num_attention_heads": 8, "num_key_value_heads": 2}),
+        ("llama", {"num_attention_heads": 8, "num_key_value_heads": 1}),
+        ("llama", {"head_dim": 32}),
+        ("llama", {"tie_word_embeddings": True}),
+        ("llama", {"attention_bias": True, "mlp_bias": True}),
+        ("qwen2", {}),
+        ("qwen2", {"num_attention_heads": 8, "num_key_value_heads": 1, "tie_word_embeddings": True}),
+        ("qwen3", {"head_dim": 32}),
+        ("qwen3", {"head_dim": 32, "attention_bias": True, "tie_word_embeddings": True}),
+    ],
+)
+def test_a_folder_gives_the_logits_of_transformers(
+    family: str, overrides: dict[str, Any], tmp_path: Path
+) -> None:
+    model = make_model(family, **overrides)
+    assert_equal_logits(save_folder(model, tmp_path), model, IDS)
+
+
+@pytest.mark.failure("B109")
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
+        LLAMA3,
+        YARN,
+        {**YARN, "beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 0.8},
+    ],
+    ids=lambda rope: rope["rope_type"],
+)
+def test_rope_scaling_is_applied_up_to_four_times_the_original_length(
+    rope: dict[str, Any], tmp_path: Path
+) -> None:
+    model = make_model("llama", rope_parameters=rope, max_position_embeddings=128)
+    assert_equal_logits(save_folder(model, tmp_path), model, IDS + IDS[:63])
+
+
+@pytest.mark.failure("B106")
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("num_kv_heads", [8, 2, 1])
+def test_a_llama_gguf_gives_the_logits_of_transformers(kind: str, num_kv_heads: int, tmp_path: Path) -> None:
+    model = make_model("llama", num_attention_heads=8, num_key_value_heads=num_kv_heads)
+    assert_equal_logits(save_gguf(model, tmp_path / "tiny.gguf", kind), model, IDS)
+
+
+@pytest.mark.failure("B106")
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("llama", {"attention_bias": True, "tie_word_embeddings": True}),
+        ("qwen2", {}),
+        ("qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    ],
+)
+def test_biases_norms_and_tied_heads_survive_gguf(
+    family: str, overrides: dict[str, Any], tmp_path: Path
+) -> None:
+    model = make_model(family, **overrides)
+    assert_equal_logits(save_gguf(model, tmp_path / "tiny.gguf", "Q8_0"), model, IDS)
