@@ -67,7 +67,7 @@ async def serve(config: SchedulerConfig, life: Lifecycle) -> None:
         life.spawn(sample_loop_lag(metrics), name="loop_lag")
         life.on_wake(lambda _: dispatcher.restart(life.epoch))
         if channel is not None:
-            life.spawn(_link(config, dispatcher, channel).run(), name="kvmanager")
+            life.spawn(link_kvmanager(config, dispatcher, channel).run(), name="kvmanager")
         health.set_serving()
         _log.info("serving", host=config.host, port=port, probe_port=probes.port, term=dispatcher.term)
         await life.stopping.wait()
@@ -80,7 +80,11 @@ async def serve(config: SchedulerConfig, life: Lifecycle) -> None:
             await channel.close()
 
 
-def _link(config: SchedulerConfig, dispatcher: Dispatcher, channel: grpc.aio.Channel) -> KvManagerLink:
+def link_kvmanager(
+    config: SchedulerConfig, dispatcher: Dispatcher, channel: grpc.aio.Channel
+) -> KvManagerLink:
+    """Let the dispatcher ask the kvmanager behind `channel` for matches; the caller runs the link."""
+
     def on_answer(key: RequestKey, answer: MatchAnswer) -> None:
         match = Match(
             at=dispatcher.now(),

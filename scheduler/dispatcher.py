@@ -76,7 +76,8 @@ class Dispatcher:
         self.gateways: dict[GatewayId, tuple[Epoch, Session]] = {}
         self._workers: dict[WorkerId, WorkerSession] = {}
         self._ask: Callable[[AskMatch], None] | None = None
-        self._matching = False
+        self.matching_now = False
+        """Whether the kvmanager can be asked."""
         self._spans: dict[RequestKey, Span] = {}
         self._changed = asyncio.Event()
         self._shown = float("-inf")
@@ -175,7 +176,7 @@ class Dispatcher:
         self._ask = ask
 
     def matching(self, on: bool) -> None:
-        self._matching = on
+        self.matching_now = on
         self.core.set_matching(on)
         self._changed.set()
 
@@ -190,7 +191,7 @@ class Dispatcher:
         self.term = max(epoch, Epoch(self.term + 1))
         self.close()
         self.core = SchedulerCore(self._rules, self._new_policy(), self._clock())
-        self.core.set_matching(self._matching)
+        self.core.set_matching(self.matching_now)
         self._changed.set()
         _log.warning("term_begun", term=self.term)
 
