@@ -35,6 +35,7 @@ def load(
     file: Path | None = None,
     prog: str | None = None,
     description: str | None = None,
+    examples: str | None = None,
 ) -> T:
     """Build `cls` from flags, `QUIRE_<SECTION>_<FIELD>`, the file's `[section]` and its defaults.
 
@@ -43,6 +44,7 @@ def load(
 
     Args:
         argv: Flags; None reads this process's own. `--help` prints and exits.
+        examples: Shown under the help. A field `config` gets the path of the file that was read.
         file: Used when neither `--config` nor QUIRE_CONFIG names one.
 
     Raises:
@@ -51,12 +53,14 @@ def load(
     environ = os.environ if environ is None else environ
     hints = typing.get_type_hints(cls)
     fields = {f.name: hints[f.name] for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    flags = _parse_flags(cls, fields, section, argv, prog, description)
+    flags = _parse_flags(cls, fields, section, argv, prog, description, examples)
     path = flags.pop("config", None) or environ.get("QUIRE_CONFIG") or file
     values: dict[str, Any] = {}
     if path is not None:
         values |= _from_file(Path(path), section, fields)
     values |= _from_environ(environ, section, fields)
+    if path is not None and "config" in fields:
+        values["config"] = Path(path)
     for name, text in flags.items():
         values[name] = _converted(f"--{name.replace('_', '-')}", fields[name], text)
     try:
@@ -84,18 +88,21 @@ def _parse_flags(
     argv: Sequence[str] | None,
     prog: str | None,
     text: str | None,
+    examples: str | None,
 ) -> dict[str, Any]:
     parser = _Parser(
         prog=prog or f"quire {section}",
         description=text or (cls.__doc__ or "").split("\n\n")[0],
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file with a section of this component")
     help_of = describe(cls)
     for field in dataclasses.fields(cls):
         kind = fields[field.name]
-        if _is_table(kind):
+        if _is_table(kind) or field.name == "config":
             continue
         name = f"--{field.name.replace('_', '-')}"
         note = f"{help_of.get(field.name, '')} [{_shown_default(field)}]".replace("%", "%%").strip()
@@ -169,7 +176,9 @@ def _shown_default(field: "dataclasses.Field[Any]") -> str:
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     if isinstance(default, enum.Enum):
         default = default.value
-    return "none" if default in (None, (), "") else f"default {default}"
+    if default is False or default in (None, (), ""):
+        return "default off" if default is False else "default none"
+    return f"default {default}"
 
 
 def _nearest(given: str, known: typing.Iterable[str]) -> str:

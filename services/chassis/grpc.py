@@ -243,3 +243,13 @@ def add_health_and_reflection(server: grpc.aio.Server, service_names: Sequence[s
     health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
     reflection.enable_server_reflection((*service_names, health_name, reflection.SERVICE_NAME), server)
     return health
+
+
+async def is_serving(channel: grpc.aio.Channel, *, limit_s: float = 1.0) -> bool:
+    """Ask a server whether it welcomes calls; no answer in time is a no."""
+    check = health_pb2_grpc.HealthStub(channel).Check
+    try:
+        response = await check(health_pb2.HealthCheckRequest(), timeout=limit_s)
+    except grpc.RpcError:
+        return False
+    return bool(response.status == health_pb2.HealthCheckResponse.SERVING)

