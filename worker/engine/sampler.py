@@ -8,6 +8,7 @@ There is no full sort over the vocabulary: thresholds come from partitions.
 """
 
 from collections.abc import Sequence
+from math import log
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +18,13 @@ from worker.engine.batch import SampleRow, StepResult, TopLogprobs
 from worker.engine.counter_random import uniform
 
 Float32 = NDArray[np.float32]
-Float64 = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 LOWEST_LOGPROB = -9999.0
 """Stands for the logarithm of zero, which JSON cannot carry."""
 
-_NEGLIGIBLE = 32.0
-"""Ids whose scaled logit is this far below the best cannot be drawn: together they weigh under
-vocabulary × e^-32, 1e-9 for 100k ids, less than float32 logits can tell."""
-
 _FIRST_NUCLEUS = 64
+_RUN = 256
 
 
 def sample(logits: Float32, rows: Sequence[SampleRow]) -> StepResult:
@@ -80,20 +77,32 @@ def _adjust(raw: Float32, row: SampleRow) -> Float32:
 def _draw(logits: Float32, best: float, row: SampleRow) -> int:
     """Draw by the inverse of the cumulative distribution, in id order over the kept ids."""
     params = row.params
-    # All comparisons and sums are made on this row alone and in id order: no batch can change a bit of them.
-    ids: Ids = np.flatnonzero(logits >= np.float32(best - _NEGLIGIBLE * params.temperature))
-    scaled = (logits[ids].astype(np.float64) - best) / params.temperature
-    weights: Float64 = np.exp(scaled)
+    # All of this is computed on one row alone, sums in id order: no batch can change a bit of it.
+    weights: Float32 = np.exp((logits - np.float32(best)) / np.float32(params.temperature))
     kept = _filter(weights, params)
     if kept is not None:
-        ids, weights = ids[kept], weights[kept]
-    cumulative = np.cumsum(weights)
-    target = uniform(params.seed, row.choice, row.position) * cumulative[-1]
-    index = int(np.searchsorted(cumulative, target, side="right"))
-    return int(ids[min(index, len(ids) - 1)])
+        weights = weights[kept]
+    index = _inverse_cumulative(weights, uniform(params.seed, row.choice, row.position))
+    return index if kept is None else int(kept[index])
 
 
-def _filter(weights: Float64, params: SamplingParams) -> Ids | None:
+def _inverse_cumulative(weights: Float32, draw: float) -> int:
+    """Return the first index whose cumulative weight exceeds `draw` times the whole.
+
+    Sums runs of 256 first, and goes through only one of them weight by weight.
+    """
+    run_ends = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), _RUN), dtype=np.float64))
+    target = draw * float(run_ends[-1])
+    run = min(int(np.searchsorted(run_ends, target, side="right")), len(run_ends) - 1)
+    before = float(run_ends[run - 1]) if run else 0.0
+    inside = np.cumsum(weights[run * _RUN : (run + 1) * _RUN], dtype=np.float64)
+    place = int(np.searchsorted(inside, target - before, side="right"))
+    # Rounding may put the target behind the last weight; an id of weight 0 must not be drawn for it.
+    last = int(np.flatnonzero(weights[run * _RUN : (run + 1) * _RUN])[-1])
+    return run * _RUN + min(place, last)
+
+
+def _filter(weights: Float32, params: SamplingParams) -> Ids | None:
     """Return ascending indices that top_k, top_p and min_p keep; None when all are kept."""
     kept: Ids | None = None
     if 0 < params.top_k < len(weights):
@@ -108,7 +117,7 @@ def _filter(weights: Float64, params: SamplingParams) -> Ids | None:
     return kept
 
 
-def _largest(values: NDArray[np.floating], count: int) -> Ids:
+def _largest(values: Float32, count: int) -> Ids:
     """Return ascending indices of the `count` largest values; among equals the lowest index is kept."""
     threshold = np.partition(values, len(values) - count)[len(values) - count]
     above: Ids = np.flatnonzero(values > threshold)
@@ -116,33 +125,37 @@ def _largest(values: NDArray[np.floating], count: int) -> Ids:
     return np.sort(np.concatenate((above, equal)))
 
 
-def _nucleus(weights: Float64, top_p: float) -> Ids:
+def _nucleus(weights: Float32, top_p: float) -> Ids:
     """Return ascending indices of the smallest set, largest weights first, that holds `top_p` of the mass.
 
-    Grows a partition until it holds the mass, and sorts only that.
+    Weights under (1 - top_p) × mass / count together hold less than 1 - top_p: the set never needs them.
+    Of the others a growing part is sorted, until it holds enough.
     """
-    wanted = top_p * float(weights.sum())
+    mass = float(weights.sum(dtype=np.float64))
+    wanted = top_p * mass
+    # Half of the bound, so that rounding cannot cut off what is needed.
+    candidates: Ids = np.flatnonzero(weights >= np.float32((1 - top_p) * mass / len(weights) / 2))
+    values = weights[candidates]
     size = _FIRST_NUCLEUS
     while True:
-        candidates = _largest(weights, size) if size < len(weights) else np.arange(len(weights))
-        order = candidates[np.argsort(-weights[candidates], kind="stable")]
-        cumulative = np.cumsum(weights[order])
-        if cumulative[-1] >= wanted or len(order) == len(weights):
+        part = _largest(values, size) if size < len(values) else np.arange(len(values))
+        order = part[np.argsort(-values[part], kind="stable")]
+        cumulative = np.cumsum(values[order], dtype=np.float64)
+        if cumulative[-1] >= wanted or len(order) == len(values):
             break
         size *= 8
     count = min(int(np.searchsorted(cumulative, wanted, side="left")) + 1, len(order))
-    return np.sort(order[:count])
+    return np.sort(candidates[order[:count]])
 
 
 def _logprobs(raw: Float32, token: int, num_top: int) -> tuple[np.float32, TopLogprobs | None]:
     """Return the token's raw log-probability and the `num_top` most likely ids (None for 0)."""
-    values = raw.astype(np.float64)
-    best = float(values.max())
-    log_sum = best + float(np.log(np.exp(values - best).sum()))
-    chosen = np.float32(max(float(values[token]) - log_sum, LOWEST_LOGPROB))
+    best = raw.max()
+    log_sum = float(best) + log(float(np.exp(raw - best).sum(dtype=np.float64)))
+    chosen = np.float32(max(float(raw[token]) - log_sum, LOWEST_LOGPROB))
     if num_top == 0:
         return chosen, None
     ids = _largest(raw, min(num_top, len(raw)))
     ids = ids[np.argsort(-raw[ids], kind="stable")]
-    found = np.maximum(values[ids] - log_sum, LOWEST_LOGPROB)
+    found = np.maximum(raw[ids].astype(np.float64) - log_sum, LOWEST_LOGPROB)
     return chosen, TopLogprobs(tuple(map(int, ids)), tuple(float(np.float32(value)) for value in found))

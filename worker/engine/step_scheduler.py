@@ -263,10 +263,13 @@ class StepScheduler:
     def _grant(self, startable_pages: int) -> int:
         """Return the cumulative grants: one per Submit taken and one per free seat, when there is room.
 
-        None is added while somebody waits for room, or when a step's prefill would not find pages.
+        None is added while a preempted sequence waits, or anybody for room, or when a step's prefill would
+        not find pages.
         """
+        line = self._seating.line
         needed = min(-(-self._config.max_prefill_tokens // BLOCK_SIZE), self.pool.num_total // 8)
-        if not (self._waits_for_room or self._intake.is_draining or startable_pages < needed):
-            seats = self._seating.num_free_seats - self._seating.line.num_sequences
+        is_short = self._waits_for_room or line.has_preempted or startable_pages < needed
+        if not (is_short or self._intake.is_draining):
+            seats = self._seating.num_free_seats - line.num_sequences
             self._granted = max(self._granted, self._intake.num_taken + max(0, seats))
         return self._granted

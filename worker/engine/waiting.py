@@ -14,11 +14,12 @@ from worker.engine.sequence import Sequence
 class WaitingEntry:
     """Sequences that take their seats together."""
 
-    __slots__ = ("bypassed", "order", "sequences")
+    __slots__ = ("bypassed", "order", "preempted", "sequences")
 
     def __init__(self, sequences: list[Sequence], *, preempted: bool) -> None:
         request = sequences[0].request
         self.sequences = sequences
+        self.preempted = preempted
         self.order = (request.band, not preempted, request.arrival, sequences[0].choice)
         self.bypassed = 0
         """Later entries that started while this one waited for pages or seats."""
@@ -40,6 +41,10 @@ class WaitingLine:
 
     def __iter__(self) -> Iterator[WaitingEntry]:
         return iter(self._entries)
+
+    @property
+    def has_preempted(self) -> bool:
+        return any(entry.preempted for entry in self._entries)
 
     def add(self, sequences: list[Sequence], *, preempted: bool) -> None:
         """Put sequences in line as one entry."""

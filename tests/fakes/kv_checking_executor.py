@@ -1,0 +1,81 @@
+"""An executor that keeps real KV memory of token histories and notices every misuse of a page."""
+
+from zlib import crc32
+
+from worker.engine.batch import Batch, StepResult
+from worker.executors.base import ModelProfile
+from worker.executors.sim import SimConfig, SimExecutor, SimFaults
+
+PAGE = 16
+
+
+class KvCheckingExecutor:
+    """A sim without waiting. A token's KV stands for the token and all before it, as in a real model."""
+
+    def __init__(self, config: SimConfig | None = None, faults: SimFaults | None = None) -> None:
+        self.sim = SimExecutor(config or SimConfig(vocab_size=1000, time_scale=0), faults)
+        self._kv: list[list[int | None]] = []
+        self.num_computed_tokens = 0
+        self.batch_sizes: list[int] = []
+
+    @property
+    def profile(self) -> ModelProfile:
+        return self.sim.profile
+
+    @property
+    def faults(self) -> SimFaults:
+        return self.sim.faults
+
+    def allocate(self, num_pages: int) -> None:
+        self.sim.allocate(num_pages)
+        self._kv = [[None] * PAGE for _ in range(num_pages)]
+
+    def execute(self, batch: Batch) -> StepResult:
+        num_sequences = len(batch.context_len)
+        self.num_computed_tokens += len(batch.ids)
+        self.batch_sizes.append(num_sequences)
+        tables = [
+            batch.page_table[i, : -(-int(batch.context_len[i]) // PAGE)].tolist()
+            for i in range(num_sequences)
+        ]
+        self._check_no_shared_page_is_written(batch, tables)
+        for i, table in enumerate(tables):
+            begin, end = int(batch.query_start[i]), int(batch.query_start[i + 1])
+            positions = batch.positions[begin:end].tolist()
+            assert positions == list(range(positions[0], positions[0] + end - begin)), (
+                "positions are consecutive"
+            )
+            assert positions[-1] + 1 == batch.context_len[i], "context ends with this step's tokens"
+            for position, token in zip(positions, batch.ids[begin:end].tolist(), strict=True):
+                before = 0 if position == 0 else self._read(table, position - 1)
+                self._kv[table[position // PAGE]][position % PAGE] = _link(before, token)
+        for row, sample in zip(batch.out_rows.tolist(), batch.sampling, strict=True):
+            i = int((batch.query_start[1:] > row).argmax())
+            assert row == batch.query_start[i + 1] - 1, "logits are wanted of a sequence's last token"
+            history = [*sample.prompt_ids, *sample.output_ids]
+            assert len(history) == batch.context_len[i]
+            value = 0
+            for position, token in enumerate(history):
+                value = _link(value, token)
+                assert self._read(tables[i], position) == value, f"KV at {position} is of other tokens"
+        return self.sim.execute(batch)
+
+    def close(self) -> None:
+        self.sim.close()
+
+    def _read(self, table: list[int], position: int) -> int:
+        value = self._kv[table[position // PAGE]][position % PAGE]
+        assert value is not None, "KV is read that was never computed"
+        return value
+
+    @staticmethod
+    def _check_no_shared_page_is_written(batch: Batch, tables: list[list[int]]) -> None:
+        for i, table in enumerate(tables):
+            first = int(batch.positions[batch.query_start[i]]) // PAGE
+            written = set(table[first:])
+            for j, other in enumerate(tables):
+                assert i == j or not written & set(other), "a page is written that another sequence reads"
+
+
+def _link(before: int, token: int) -> int:
+    return crc32(token.to_bytes(4, "little"), before)
