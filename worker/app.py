@@ -38,7 +38,7 @@ from worker.engine.step_scheduler import StepScheduler
 from worker.loading import Loaded, load
 from worker.placements import PlacementBook
 from worker.reporting import KvReport, LoadReport
-from worker.service import SERVICE_NAME, WorkerServicer
+from worker.service import SERVICE_NAME, EarlyServicer, WorkerServicer
 from worker.step_loop import StepLoop
 from worker.telemetry import RequestTelemetry, StepMetrics
 
@@ -79,6 +79,8 @@ class Worker:
         self._load_model = load_model
         self._metrics = Metrics()
         self._server = create_server(interceptors=[ErrorInterceptor()])
+        self._early = EarlyServicer()
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self._early, self._server)  # type: ignore[no-untyped-call]
         self._health: HealthControl = add_health_and_reflection(self._server, [SERVICE_NAME])
         self.port = 0
         """Port of the gRPC service, once `run` listens."""
@@ -163,7 +165,7 @@ class Worker:
         )
         book = PlacementBook(config.submit_within_ms / 1000)
         servicer = WorkerServicer(engine, facts, profile, book)
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]
+        self._early.open(servicer)
         load_report = LoadReport(engine, book)
         kv_report = KvReport(engine)
         scheduler_link = kvmanager_link = None

@@ -12,7 +12,7 @@ import grpc
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc
 from services.chassis.stream import Outbox, first_message, serve_duplex
-from services.domain.errors import InvalidField, ServeError, StaleAttempt
+from services.domain.errors import InvalidField, NoWorker, ServeError, StaleAttempt
 from services.domain.ids import Epoch, GatewayId
 from services.rpc import convert
 from services.rpc.worker_facts import WorkerFacts
@@ -47,9 +47,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     ) -> None:
         """Serve one gateway's stream; its requests outlive the connection for a moment."""
         session, outbox = self._enter(await first_message(request_iterator))
+        on_message = partial(self._on_message, session)
         try:
-            on_message = partial(self._on_message, session)
             await serve_duplex(context, request_iterator, outbox, on_message, _heartbeat)
+        except InvalidField:
+            self.gateways.drop(session, "broke_the_protocol")
+            raise
         finally:
             session.detach(outbox, time.monotonic())
 
@@ -141,6 +144,33 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         except KeyError as exc:
             raise InvalidField("finish_choice.reason", f"is unknown: {message.reason}") from exc
         self._engine.finish_choice(handle_in(session, message.handle), message.choice, reason)
+
+
+class EarlyServicer(worker_pb2_grpc.WorkerServiceServicer):
+    """Stands in while the model loads, so that health and reflection answer from the first moment on."""
+
+    def __init__(self) -> None:
+        self._ready: WorkerServicer | None = None
+
+    def open(self, servicer: WorkerServicer) -> None:
+        """Pass all calls on to `servicer` from now on."""
+        self._ready = servicer
+
+    async def Connect(
+        self, request_iterator: AsyncIterator[pb.ConnectRequest], context: grpc.aio.ServicerContext
+    ) -> None:
+        await self._servicer.Connect(request_iterator, context)
+
+    async def GetStatus(
+        self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetStatusResponse:
+        return await self._servicer.GetStatus(request, context)
+
+    @property
+    def _servicer(self) -> WorkerServicer:
+        if self._ready is None:
+            raise NoWorker("the worker is loading its model")
+        return self._ready
 
 
 class _Totals:

@@ -1,6 +1,22 @@
 """The worker's stream to gateways, over real gRPC against the sim executor."""
 
-from tests.integration.worker_bench import HandGateway, running_worker
+import asyncio
+import random
+
+import grpc
+import pytest
+
+from protos.types.v1 import types_pb2
+from protos.worker.v1 import worker_pb2 as pb
+from services.domain.errors import Code
+from services.domain.ids import Epoch
+from tests.integration.worker_bench import VOCAB_SIZE, HandGateway, RunningWorker, running_worker
+
+
+async def connected(worker: RunningWorker, **fields: object) -> HandGateway:
+    gateway = HandGateway(worker, **fields)
+    await gateway.connect()
+    return gateway
 
 
 async def test_a_request_streams_its_tokens_and_ends_once() -> None:
@@ -17,3 +33,334 @@ async def test_a_request_streams_its_tokens_and_ends_once() -> None:
         assert not ended.HasField("failure")
         assert gateway.positions == list(range(1, len(gateway.positions) + 1))
         await worker.wait_empty()
+
+
+async def test_one_message_a_step_carries_all_requests_of_a_gateway() -> None:
+    async with running_worker(step_ms=5) as worker:
+        gateway, other = await connected(worker), await connected(worker, name="gateway-1")
+        handles = [await gateway.submit(max_output=30) for _ in range(8)]
+        foreign = await other.submit(max_output=30)
+        for handle in handles:
+            await gateway.wait_end(handle)
+        await other.wait_end(foreign)
+        assert max(len(step.handles) for step in gateway.steps) == 8
+        assert len({step.step for step in gateway.steps}) == len(gateway.steps)
+        assert all(list(step.handles) in ([], [foreign]) for step in other.steps)
+
+
+@pytest.mark.failure("B081")
+async def test_logprobs_are_parallel_to_tokens_and_nan_where_not_asked_for() -> None:
+    async with running_worker(step_ms=5) as worker:
+        gateway = await connected(worker)
+        sampling = types_pb2.Sampling(temperature=1, top_p=1, repetition_penalty=1)
+        asks = types_pb2.Sampling(temperature=1, top_p=1, repetition_penalty=1, num_logprobs=2)
+        of_chosen = types_pb2.Sampling(temperature=1, top_p=1, repetition_penalty=1, num_logprobs=0)
+        handles = [await gateway.submit(sampling=one, max_output=20) for one in (sampling, asks, of_chosen)]
+        for handle in handles:
+            await gateway.wait_end(handle)
+        seen = {handle: [] for handle in handles}
+        for step in gateway.steps:
+            assert len(step.logprobs) in (0, len(step.token_ids))
+            tops = {top.index: len(top.token_ids) for top in step.tops}
+            for index, handle in enumerate(step.handles):  # every count is 1 here
+                value = step.logprobs[index] if step.logprobs else float("nan")
+                seen[handle].append((value == value, tops.get(index, 0)))
+        plain, with_two, chosen = (seen[handle] for handle in handles)
+        assert set(plain) == {(False, 0)}
+        assert set(with_two) == {(True, 2)}
+        assert set(chosen) == {(True, 0)}
+
+
+@pytest.mark.failure("B001")
+async def test_a_cancelled_request_is_gone_within_two_steps() -> None:
+    async with running_worker(step_ms=30) as worker:
+        gateway = await connected(worker)
+        for _ in range(5):
+            handle = await gateway.submit(max_output=1500)
+            await gateway.wait_for(lambda handle=handle: gateway.num_tokens(handle) >= 3)
+            before = (await worker.status()).steps
+            await gateway.send(cancel=pb.Cancel(handle=handle))
+            ended = (await gateway.wait_end(handle)).ended
+            assert gateway.steps[-1].step <= before + 2
+            assert not ended.HasField("failure")
+        await worker.wait_empty()
+
+
+@pytest.mark.failure("B004")
+async def test_cancels_are_idempotent_and_unknown_ones_harmless() -> None:
+    async with running_worker() as worker:
+        gateway = await connected(worker)
+        handle = await gateway.submit(max_output=500)
+        for _ in range(3):
+            await gateway.send(cancel=pb.Cancel(handle=handle))
+        await gateway.send(cancel=pb.Cancel(handle=4_000_000_000))
+        await gateway.wait_end(handle)
+        assert gateway.kinds(handle).count("ended") == 1
+        await gateway.wait_end(await gateway.submit())
+        await worker.wait_empty()
+
+
+@pytest.mark.failure("B010")
+async def test_cancelling_a_request_of_several_choices_ends_all() -> None:
+    async with running_worker(step_ms=5) as worker:
+        gateway = await connected(worker)
+        handle = await gateway.submit(n=4, max_output=1000)
+        await gateway.wait_for(lambda: all(gateway.num_tokens(handle, choice) for choice in range(4)))
+        await gateway.send(cancel=pb.Cancel(handle=handle))
+        await gateway.wait_end(handle)
+        await worker.wait_empty()
+
+
+async def test_a_choice_that_the_gateway_finishes_ends_alone() -> None:
+    async with running_worker(step_ms=5) as worker:
+        gateway = await connected(worker)
+        handle = await gateway.submit(n=2, max_output=40)
+        await gateway.wait_for(lambda: gateway.num_tokens(handle, 0) > 2)
+        reason = types_pb2.FINISH_REASON_STOP_STRING
+        await gateway.send(finish_choice=pb.FinishChoice(handle=handle, choice=0, reason=reason))
+        await gateway.wait_end(handle)
+        told = [event.choice_ended for event in gateway.events[handle] if event.HasField("choice_ended")]
+        ends = {end.choice: end for end in told}
+        assert ends[0].reason == types_pb2.FINISH_REASON_STOP_STRING
+        assert ends[0].output_tokens == gateway.num_tokens(handle, 0) < 40
+        assert ends[1].reason == types_pb2.FINISH_REASON_LENGTH
+
+
+@pytest.mark.failure("B016")
+async def test_gateways_that_vanish_at_random_leave_nothing() -> None:
+    draw = random.Random(4)
+    async with running_worker(step_ms=2, num_pages=512) as worker:
+
+        async def come_and_go(number: int) -> None:
+            gateway = await connected(worker, name=f"gateway-{number}")
+            for _ in range(3):
+                await gateway.submit(num_prompt=draw.randint(1, 200), max_output=300)
+            await asyncio.sleep(draw.random() * 0.3)
+            await gateway.drop()
+
+        await asyncio.gather(*(come_and_go(number) for number in range(12)))
+        survivor = await connected(worker, name="survivor")
+        await survivor.wait_end(await survivor.submit())
+        await worker.wait_empty(limit_s=5.0)
+
+
+async def test_a_blip_loses_and_doubles_nothing() -> None:
+    async with running_worker(step_ms=5) as worker:
+        gateway = await connected(worker)
+        undisturbed = await gateway.submit(max_output=120)
+        await gateway.wait_end(undisturbed)
+        request = {"prompt_ids": gateway.a_submit(undisturbed).prompt_ids}
+        handle = await gateway.submit(max_output=120, **request)
+        for _ in range(3):
+            so_far = gateway.num_tokens(handle)
+            await gateway.wait_for(lambda so_far=so_far: gateway.num_tokens(handle) > so_far)
+            await gateway.drop()
+            assert (await gateway.connect()).resumed
+        await gateway.wait_end(handle)
+        assert gateway.tokens[handle, 0] == gateway.tokens[undisturbed, 0]
+        assert gateway.positions == list(range(1, len(gateway.positions) + 1))
+        assert gateway.kinds(handle).count("ended") == 1
+
+
+async def test_what_ended_during_a_blip_is_told_after_it() -> None:
+    async with running_worker(step_ms=1) as worker:
+        gateway = await connected(worker)
+        handle = await gateway.submit(max_output=50)
+        await gateway.wait_for(lambda: gateway.num_tokens(handle) > 0)
+        await gateway.drop()
+        await worker.wait_empty()
+        assert (await gateway.connect()).resumed
+        await gateway.wait_end(handle)
+        assert gateway.num_tokens(handle) == 50
+
+
+async def test_a_submit_said_again_attaches() -> None:
+    async with running_worker(step_ms=5) as worker:
+        gateway = await connected(worker)
+        handle = await gateway.submit(max_output=60)
+        await gateway.wait_for(lambda: gateway.num_tokens(handle) > 5)
+        await gateway.send(submit=gateway.a_submit(handle, max_output=60))
+        await gateway.wait_end(handle)
+        assert gateway.num_tokens(handle) == 60
+        assert gateway.kinds(handle).count("accepted") == 2
+        assert gateway.kinds(handle).count("ended") == 1
+
+
+async def test_a_gateway_that_lost_its_state_begins_anew() -> None:
+    async with running_worker(step_ms=5) as worker:
+        gateway = await connected(worker)
+        await gateway.submit(max_output=1000)
+        await gateway.drop()
+        gateway.worker_epoch = 0
+        assert not (await gateway.connect()).resumed
+        await worker.wait_empty(limit_s=1.0)
+
+
+async def test_a_newer_boot_of_a_gateway_ends_the_older_ones_requests() -> None:
+    async with running_worker(step_ms=5) as worker:
+        old = await connected(worker, epoch=Epoch(5))
+        handle = await old.submit(max_output=1000)
+        await old.wait_for(lambda: old.num_tokens(handle) > 0)
+        new = await connected(worker, epoch=Epoch(6))
+        await worker.wait_empty(limit_s=1.0)
+        await old.wait_broken()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await old.connect()
+        assert refused.value.code() is grpc.StatusCode.ABORTED
+        await new.wait_end(await new.submit())
+
+
+@pytest.mark.slow
+async def test_requests_of_a_gateway_that_is_gone_are_cancelled_within_four_seconds() -> None:
+    async with running_worker(step_ms=5) as worker:
+        gateway = await connected(worker)
+        handle = await gateway.submit(max_output=1900)
+        await gateway.wait_for(lambda: gateway.num_tokens(handle) > 0)
+        await gateway.drop()
+        assert (await worker.status()).running == 1
+        await worker.wait_empty(limit_s=4.0)
+
+
+@pytest.mark.slow
+async def test_requests_of_a_silent_gateway_are_cancelled_within_four_seconds() -> None:
+    async with running_worker(step_ms=5) as worker:
+        gateway = await connected(worker, confirm=False)
+        await gateway.submit(max_output=1900)
+        await worker.wait_empty(limit_s=4.5)
+        await gateway.wait_broken()
+
+
+async def test_a_gateway_that_confirms_nothing_is_dropped_instead_of_kept_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker.gateways.MAX_UNCONFIRMED", 50)
+    async with running_worker(step_ms=1) as worker:
+        gateway = await connected(worker, confirm=False)
+        await gateway.submit(max_output=1900)
+        await gateway.wait_broken()
+        await worker.wait_empty(limit_s=1.0)
+
+
+OF_THE_FUTURE = types_pb2.Peer(name="gateway-0", epoch=1, protocol_version=99)
+TOO_MANY_LOGPROBS = types_pb2.Sampling(top_p=1, repetition_penalty=1, num_logprobs=21)
+
+
+def refusal(event: pb.Event) -> tuple[int, str, str]:
+    return event.refused.code, event.refused.reason, event.refused.field
+
+
+BAD_FIELDS = [
+    ({"prompt_ids": [VOCAB_SIZE]}, "prompt"),
+    ({"prompt_ids": [2**32 - 1]}, "prompt"),
+    ({"prompt_ids": []}, "prompt"),
+    ({"output_ids": [pb.ChoiceIds(ids=[VOCAB_SIZE])]}, "output_ids"),
+    ({"output_ids": [pb.ChoiceIds(), pb.ChoiceIds()]}, "output_ids"),
+    ({"stop_token_ids": [VOCAB_SIZE]}, "stop_token_ids"),
+    ({"stop_token_ids": list(range(300))}, "stop_token_ids"),
+    ({"n": 0}, "n"),
+    ({"n": 17}, "n"),
+    ({"band": types_pb2.BAND_UNSPECIFIED}, "band"),
+    ({"band": 9}, "band"),
+    ({"tenant": ""}, "tenant"),
+    ({"salt": b"x" * 65}, "salt"),
+    ({"block_hashes": b"x" * 15}, "block_hashes"),
+    ({"block_hashes": b"x" * 32}, "block_hashes"),
+    ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"max_output_tokens": 2**32 - 1}, "max_output_tokens"),
+    ({"min_output_tokens": 11}, "min_output_tokens"),
+    ({"sampling": types_pb2.Sampling(temperature=float("nan"))}, "sampling.temperature"),
+    ({"sampling": types_pb2.Sampling(top_p=2)}, "sampling.top_p"),
+    ({"sampling": TOO_MANY_LOGPROBS}, "sampling.num_logprobs"),
+    ({"sampling": types_pb2.Sampling(top_p=1, logit_bias={VOCAB_SIZE: 1.0})}, "logit_bias"),
+    ({"key": types_pb2.RequestKey(request_id="", attempt=1)}, "key.request_id"),
+    ({"key": types_pb2.RequestKey(request_id="r", attempt=0)}, "key.attempt"),
+]  # fmt: skip
+
+
+@pytest.mark.failure("B091")
+@pytest.mark.failure("B098")
+async def test_a_bad_field_is_refused_by_name_and_alone() -> None:
+    async with running_worker(step_ms=5) as worker:
+        gateway = await connected(worker)
+        bystander = await gateway.submit(max_output=1900)
+        for fields, field in BAD_FIELDS:
+            code, reason, named = refusal(await gateway.wait_end(await gateway.submit(**fields)))
+            assert (code, named) == (Code.INVALID_ARGUMENT.value, field), fields
+            assert reason in ("INVALID_FIELD", "PROMPT_TOO_LONG")
+        so_far = gateway.num_tokens(bystander)
+        await gateway.wait_for(lambda: gateway.num_tokens(bystander) > so_far)
+        await gateway.send(cancel=pb.Cancel(handle=bystander))
+        await worker.wait_empty()
+
+
+@pytest.mark.failure("B051")
+async def test_a_request_that_can_never_fit_is_refused_with_numbers() -> None:
+    async with running_worker(num_pages=8) as worker:
+        gateway = await connected(worker)
+        refused = (await gateway.wait_end(await gateway.submit(num_prompt=129, max_output=8))).refused
+        assert refused.reason == "PROMPT_TOO_LONG"
+        assert (refused.metadata["need"], refused.metadata["limit"]) == ("9", "8")
+        await gateway.wait_end(await gateway.submit(num_prompt=120, max_output=8))
+
+
+async def test_another_boots_placement_is_refused() -> None:
+    async with running_worker() as worker:
+        gateway = await connected(worker)
+        event = await gateway.wait_end(await gateway.submit(epoch=gateway.worker_epoch - 1))
+        assert refusal(event)[:2] == (Code.ABORTED.value, "STALE_ATTEMPT")
+
+
+async def test_a_higher_attempt_supersedes_and_a_lower_one_is_refused() -> None:
+    async with running_worker(step_ms=5) as worker:
+        gateway = await connected(worker)
+
+        def key(attempt: int) -> types_pb2.RequestKey:
+            return types_pb2.RequestKey(request_id="again", attempt=attempt)
+
+        second = await gateway.submit(max_output=500, key=key(2))
+        await gateway.wait_for(lambda: gateway.num_tokens(second) > 0)
+        first = await gateway.submit(key=key(1))
+        assert refusal(await gateway.wait_end(first))[1] == "STALE_ATTEMPT"
+        third = await gateway.submit(max_output=5, key=key(3))
+        assert (await gateway.wait_end(second)).ended.failure.reason == "STALE_ATTEMPT"
+        assert not (await gateway.wait_end(third)).ended.HasField("failure")
+        await worker.wait_empty()
+
+
+async def test_a_handle_used_twice_ends_that_stream_only() -> None:
+    async with running_worker(step_ms=5) as worker:
+        careless, careful = await connected(worker, name="careless"), await connected(worker)
+        handle = await careless.submit(max_output=1000)
+        another = types_pb2.RequestKey(request_id="another", attempt=1)
+        await careless.send(submit=careless.a_submit(handle, key=another))
+        await careless.wait_broken()
+        assert careless.error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        await careful.wait_end(await careful.submit())
+
+
+@pytest.mark.failure("B090")
+async def test_a_row_of_nan_fails_alone_with_a_typed_error() -> None:
+    async with running_worker(step_ms=5) as worker:
+        worker.faults.bad_token = 499
+        gateway = await connected(worker)
+        good = await gateway.submit(max_output=50)
+        bad = await gateway.submit(prompt_ids=[1, 499, 2], max_output=50)
+        failure = (await gateway.wait_end(bad)).ended.failure
+        assert (failure.code, failure.reason) == (Code.INTERNAL.value, "BAD_LOGITS")
+        assert not (await gateway.wait_end(good)).ended.HasField("failure")
+        assert gateway.num_tokens(good) == 50
+
+
+async def test_a_stream_must_begin_with_a_hello_of_our_protocol() -> None:
+    async with running_worker() as worker:
+        for first in (
+            pb.ConnectRequest(cancel=pb.Cancel(handle=1)),
+            pb.ConnectRequest(
+                hello=pb.GatewayHello(peer=types_pb2.Peer(name="g", epoch=1, protocol_version=99))
+            ),
+        ):
+            call = worker.stub.Connect(iter([first]))
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                async for _ in call:
+                    pass
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

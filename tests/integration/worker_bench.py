@@ -110,6 +110,7 @@ class HandGateway:
     steps: list[pb.StepOutputs] = field(default_factory=list)
     error: Exception | None = None
     _call: object = None
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _reader: asyncio.Task[None] | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _handles: itertools.count = field(default_factory=lambda: itertools.count(1))
@@ -117,6 +118,7 @@ class HandGateway:
     async def connect(self) -> pb.WorkerWelcome:
         """Open a stream, say hello with what was received, and return the welcome."""
         num_welcomes = len(self.welcomes)
+        self.error = None
         channel = create_channel(f"127.0.0.1:{self.worker.worker.port}")
         self._call = worker_pb2_grpc.WorkerServiceStub(channel).Connect()
         hello = pb.GatewayHello(
@@ -132,7 +134,8 @@ class HandGateway:
         return self.welcomes[-1]
 
     async def send(self, **message: object) -> None:
-        await self._call.write(pb.ConnectRequest(**message))
+        async with self._writing:
+            await self._call.write(pb.ConnectRequest(**message))
 
     async def submit(self, num_prompt: int = 20, max_output: int = 10, **fields: object) -> int:
         """Submit a request and return its handle."""
@@ -167,6 +170,8 @@ class HandGateway:
     async def wait_for(self, what: Callable[[], bool], limit_s: float = 10.0) -> None:
         async with asyncio.timeout(limit_s):
             while not what():
+                if isinstance(self.error, AssertionError):
+                    raise self.error
                 self._changed.clear()
                 await self._changed.wait()
 
@@ -184,6 +189,7 @@ class HandGateway:
         """Break the connection without a word, as a blip or a SIGKILL does."""
         self._call.cancel()
         await asyncio.wait((self._reader,))
+        self.error = None
 
     async def _read(self, channel: object) -> None:
         try:
@@ -204,7 +210,7 @@ class HandGateway:
             if not message.welcome.resumed:
                 self.received = 0
         elif kind == "heartbeat":
-            if self.confirm:
+            if self.confirm and not self._call.done():
                 await self.send(received=pb.Received(position=self.received))
         else:
             self.received = message.position
