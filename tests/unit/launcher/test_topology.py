@@ -1,0 +1,108 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from services.launcher.topology import Health, Model, Ports, Process, Suite, plan
+
+BASE = Suite(
+    models=(Model("small", Path("/m/small.gguf")),),
+    num_workers=1,
+    sim=False,
+    python="python3",
+    redis_binary="valkey-server",
+    redis_folder=Path("/run"),
+)
+
+
+def by_name(suite: Suite) -> dict[str, Process]:
+    return {process.name: process for process in plan(suite)}
+
+
+def flag(process: Process, name: str) -> list[str]:
+    words = process.command
+    return [words[i + 1] for i, word in enumerate(words) if word == name]
+
+
+def test_five_kinds_of_process_start_with_what_the_others_need_first() -> None:
+    names = [process.name for process in plan(BASE)]
+    assert names == ["redis", "kvmanager", "scheduler", "worker-0", "gateway"]
+
+
+def test_default_ports_are_the_documented_ones() -> None:
+    ports = {name: process.ports for name, process in by_name(BASE).items()}
+    assert ports == {
+        "redis": (6390,),
+        "kvmanager": (50053, 9102),
+        "scheduler": (50052, 9101),
+        "worker-0": (50060, 9110),
+        "gateway": (50051, 8000, 9100),
+    }
+
+
+def test_the_offset_moves_every_port_and_every_address() -> None:
+    moved = by_name(dataclasses.replace(BASE, num_workers=3, ports=Ports(1000)))
+    before = by_name(dataclasses.replace(BASE, num_workers=3))
+    for name, process in moved.items():
+        assert process.ports == tuple(port + 1000 for port in before[name].ports)
+        assert not [w for w in process.command if w.startswith("127.0.0.1:") and int(w[10:]) < 51000]
+
+
+def test_no_two_processes_share_a_port() -> None:
+    ports = [port for process in plan(dataclasses.replace(BASE, num_workers=40)) for port in process.ports]
+    assert len(ports) == len(set(ports))
+
+
+def test_workers_are_dealt_to_the_models_in_turn() -> None:
+    models = (Model("a", Path("/a")), Model("b", Path("/b")))
+    suite = dataclasses.replace(BASE, models=models, num_workers=3)
+    workers = [p for name, p in by_name(suite).items() if name.startswith("worker")]
+    assert [flag(worker, "--model") for worker in workers] == [["a=/a"], ["b=/b"], ["a=/a"]]
+    assert flag(by_name(suite)["gateway"], "--model") == ["a=/a", "b=/b"]
+
+
+def test_fewer_workers_than_models_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 2, one per model, got 1"):
+        plan(dataclasses.replace(BASE, models=(Model("a"), Model("b"))))
+
+
+def test_a_simulation_takes_the_tokeniser_where_there_is_one() -> None:
+    processes = by_name(dataclasses.replace(BASE, sim=True))
+    assert flag(processes["worker-0"], "--executor") == ["sim"]
+    assert flag(processes["gateway"], "--model") == ["small=/m/small.gguf"]
+
+
+def test_a_simulation_without_files_knows_the_name_only() -> None:
+    processes = by_name(dataclasses.replace(BASE, sim=True, models=(Model("small"),)))
+    assert flag(processes["worker-0"], "--model") == ["small"]
+    assert flag(processes["gateway"], "--sim-model") == ["small"]
+    assert flag(processes["gateway"], "--model") == []
+
+
+def test_a_redis_of_the_users_own_is_used_and_not_started() -> None:
+    processes = by_name(dataclasses.replace(BASE, redis_url="redis://cache:6379/1"))
+    assert "redis" not in processes
+    assert flag(processes["kvmanager"], "--redis-url") == ["redis://cache:6379/1"]
+    assert processes["gateway"].needs == ()
+
+
+def test_the_embedded_redis_listens_on_loopback_and_keeps_nothing() -> None:
+    redis = by_name(BASE)["redis"]
+    assert redis.health is Health.REDIS
+    assert flag(redis, "--bind") == ["127.0.0.1"]
+    assert flag(redis, "--appendonly") == ["no"]
+
+
+def test_only_the_gateway_may_listen_beyond_loopback() -> None:
+    suite = dataclasses.replace(BASE, host="0.0.0.0", insecure=True)
+    hosts = {name: flag(process, "--host") for name, process in by_name(suite).items() if name != "redis"}
+    assert hosts.pop("gateway") == ["0.0.0.0"]
+    assert set(map(tuple, hosts.values())) == {("127.0.0.1",)}
+    assert [name for name, process in by_name(suite).items() if "--insecure" in process.command] == [
+        "gateway"
+    ]
+
+
+def test_kv_memory_reaches_every_worker() -> None:
+    suite = dataclasses.replace(BASE, kv_memory=2**29, num_workers=2)
+    assert flag(by_name(suite)["worker-1"], "--kv-memory") == [str(2**29)]
