@@ -30,13 +30,16 @@ def tokenizer_from_folder(folder: Path, config: Mapping[str, Any]) -> ModelToken
     add_bos = settings.get("add_bos_token")
     bos_id = config.get("bos_token_id")
     eos_ids: list[int] = []
+    add_prefix = False
     if (folder / "tokenizer.json").is_file():
         path = folder / "tokenizer.json"
         tokenizer = parse_tokenizer(path.read_text(encoding="utf-8"), str(path))
     elif (folder / "tokenizer.model").is_file():
         path = folder / "tokenizer.model"
         pieces = parse_sentencepiece(path.read_bytes(), str(path))
-        tokenizer = build_bpe(pieces, prefix_once=settings.get("legacy") is False)
+        prefix_parts = pieces.add_prefix and settings.get("legacy") is True
+        add_prefix = pieces.add_prefix and not prefix_parts
+        tokenizer = build_bpe(pieces, prefix_parts=prefix_parts)
         bos_id, eos_ids = pieces.bos_id, [] if pieces.eos_id is None else [pieces.eos_id]
         add_bos = True if add_bos is None else add_bos
     else:
@@ -47,7 +50,7 @@ def tokenizer_from_folder(folder: Path, config: Mapping[str, Any]) -> ModelToken
     if (eos := token_text(settings.get("eos_token"))) is not None:
         eos_id = tokenizer.token_to_id(eos)
         eos_ids += [] if eos_id is None else [eos_id]
-    return ModelTokenizer(tokenizer, bos_id=bos_id, eos_ids=eos_ids, add_bos=add_bos)
+    return ModelTokenizer(tokenizer, bos_id=bos_id, eos_ids=eos_ids, add_bos=add_bos, add_prefix=add_prefix)
 
 
 def _declare_special_tokens(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> None:

@@ -78,7 +78,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], source: str) -> ModelTokeni
         if len(scores) != len(tokens):
             raise ArtifactError(f"{source}: vocabulary without scores; convert the model again")
         add_prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
-        tokenizer = build_bpe(Pieces(tokens, scores, kinds, add_prefix), prefix_once=False)
+        tokenizer = build_bpe(Pieces(tokens, scores, kinds), prefix_parts=add_prefix)
         default_bos = True
     else:
         raise ArtifactError(f"{source}: tokeniser of kind {kind!r} is not supported; use a gpt2 or llama one")

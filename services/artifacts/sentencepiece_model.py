@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from services.artifacts.errors import ArtifactError
 from services.artifacts.vocabulary import SPACE
@@ -32,7 +32,7 @@ class Pieces:
     eos_id: int | None = 2
 
 
-def build_bpe(pieces: Pieces, *, prefix_once: bool) -> Tokenizer:
+def build_bpe(pieces: Pieces, *, prefix_parts: bool) -> Tokenizer:
     """Return the tokeniser of a scored vocabulary.
 
     SentencePiece joins the neighbouring pair whose joined piece has the highest score, leftmost first: that
@@ -40,7 +40,8 @@ def build_bpe(pieces: Pieces, *, prefix_once: bool) -> Tokenizer:
     get no merges, so that no text can become one.
 
     Args:
-        prefix_once: Put the prefix space only in front of the whole text, not after each control token.
+        prefix_parts: Put a space in front of every part between control tokens. Without it the caller puts
+            one in front of the whole text, if the vocabulary wants that.
     """
     vocabulary = {token: index for index, token in enumerate(pieces.tokens)}
     if len(vocabulary) != len(pieces.tokens):
@@ -60,14 +61,9 @@ def build_bpe(pieces: Pieces, *, prefix_once: bool) -> Tokenizer:
             byte_fallback=BYTE in pieces.kinds,
         )
     )
-    if pieces.add_prefix and not prefix_once:
-        tokenizer.normalizer = normalizers.Sequence(
-            [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
-        )
-    elif pieces.add_prefix:
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False)
-    else:
-        tokenizer.normalizer = normalizers.Replace(" ", SPACE)
+    to_piece = normalizers.Replace(" ", SPACE)
+    prefix = [normalizers.Prepend(SPACE)] if prefix_parts else []
+    tokenizer.normalizer = normalizers.Sequence([*prefix, to_piece])
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     )

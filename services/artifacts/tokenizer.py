@@ -20,7 +20,13 @@ class ModelTokenizer:
     """A model's tokeniser. Ids equal those of the reference library for the same files."""
 
     def __init__(
-        self, tokenizer: Tokenizer, *, bos_id: int | None, eos_ids: Sequence[int], add_bos: bool | None
+        self,
+        tokenizer: Tokenizer,
+        *,
+        bos_id: int | None,
+        eos_ids: Sequence[int],
+        add_bos: bool | None,
+        add_prefix: bool = False,
     ) -> None:
         """Wrap a loaded tokeniser.
 
@@ -29,6 +35,7 @@ class ModelTokenizer:
             bos_id: Id that begins a sequence, None when the model has none.
             eos_ids: Ends of sequence that the tokeniser's files declare, the main one first.
             add_bos: Whether plain text begins with BOS; None asks the tokeniser's own post-processor.
+            add_prefix: Put a space in front of a text that does not begin with a control token.
 
         Raises:
             ArtifactError: A scheme that cannot be decoded byte by byte.
@@ -52,6 +59,7 @@ class ModelTokenizer:
         self._special_pattern = _special_pattern(self._control.values())
         unknown = spec["model"].get("unk_token")
         self._forbidden = frozenset(self._control) - {tokenizer.token_to_id(unknown) if unknown else None}
+        self._prefix = " " if add_prefix else ""
         self._plain = tokenizer
         self._plain.encode_special_tokens = True
         self._continuation = _without_first_prefix(spec) or tokenizer
@@ -75,6 +83,9 @@ class ModelTokenizer:
 
     def encode_text(self, text: str, *, add_bos: bool) -> list[int]:
         """Return the ids of a plain text; spellings of control tokens in it are ordinary characters.
+
+        Bytes that the vocabulary has no token for vanish, as in the reference library: the result can be
+        empty although the text is not.
 
         Args:
             text: Any text, already checked against `max_chars`.
@@ -128,6 +139,7 @@ class ModelTokenizer:
         if not text:
             return []
         tokenizer = self._plain if is_first else self._continuation
+        text = self._prefix + text if is_first else text
         encoding = tokenizer.encode(text, add_special_tokens=False)
         ids: list[int] = encoding.ids
         if self._forbidden.isdisjoint(ids):
