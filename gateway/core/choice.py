@@ -4,13 +4,13 @@ Text is made only when it is taken, so tokens that arrive between two sends cost
 who sends what when.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gateway.core.detokenizer import Detokenizer, StopMatched, Text
 from gateway.core.events import Delta, Finished
 from services.domain.generation import FinishReason
 
-Tops = list[tuple[tuple[int, float], ...]]
+Tops = Sequence[tuple[tuple[int, float], ...]]
 
 
 class Gap(Exception):
@@ -28,7 +28,7 @@ class Choice:
         self._received = 0
         self._ids: list[int] = []
         self._logprobs: list[float] = []
-        self._tops: Tops = []
+        self._tops: list[tuple[tuple[int, float], ...]] = []
         self._ended: tuple[FinishReason, int] | None = None
         self.finished: Finished | None = None
         """Set when the end was given out."""
@@ -37,6 +37,11 @@ class Choice:
     def num_tokens(self) -> int:
         """Tokens received that count; after a stop string, those up to it."""
         return self.finished.output_tokens if self.finished is not None else self._received
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its end is known, given out or not."""
+        return self.finished is not None or self._ended is not None
 
     def arrive(
         self,

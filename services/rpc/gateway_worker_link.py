@@ -197,9 +197,7 @@ class WorkerLink:
         if welcome.peer.epoch != self.epoch:
             # Another boot: what was placed on this one is gone, and it may be placed anew at once.
             self.is_dead = True
-            self._lose(
-                lambda live: True, StaleAttempt(f"worker {self.worker} has restarted") if is_first else None
-            )
+            self._lose(lambda live: True, StaleAttempt if is_first else WorkerLost)
             raise StaleAttempt("another boot of the worker answered")
         self._peer_epoch = welcome.peer.epoch
         if is_first:
@@ -217,11 +215,11 @@ class WorkerLink:
             for finish in live.finished.values():
                 self._send(pb.ConnectRequest(finish_choice=finish))
 
-    def _lose(self, is_lost: Callable[[_Live], bool], error: ServeError | None = None) -> None:
+    def _lose(self, is_lost: Callable[[_Live], bool], kind: type[ServeError] = WorkerLost) -> None:
         for handle, live in list(self._live.items()):
             if is_lost(live):
                 del self._live[handle]
-                live.sink.on_lost(error or WorkerLost(f"worker {self.worker} is gone"))
+                live.sink.on_lost(kind(f"worker {self.worker} is gone"))
 
     def _on_step(self, step: pb.StepOutputs) -> None:
         token_ids, logprobs = step.token_ids, step.logprobs

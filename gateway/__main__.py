@@ -1,0 +1,155 @@
+"""Run the gateway: `python -m gateway [flags]`.
+
+Wires configuration, links, stores and doors; decides nothing.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import grpc
+import structlog
+
+from gateway.config import GatewayConfig, TenantEntry, load_config, static_tenants
+from gateway.generate import GenerateSettings
+from gateway.models import LocalModel, load_model
+from gateway.service import SERVICE_NAME, GatewayService
+from gateway.stores.quota import RedisQuota
+from gateway.wiring import Parts, build_parts
+from protos.gateway.v1 import gateway_pb2_grpc
+from services.artifacts.errors import ArtifactError
+from services.chassis import lifecycle
+from services.chassis.errors import ErrorInterceptor
+from services.chassis.fatal import FatalError, entry
+from services.chassis.grpc import (
+    HealthControl,
+    add_health_and_reflection,
+    bind,
+    check_bind,
+    create_channel,
+    create_server,
+    server_credentials,
+)
+from services.chassis.lifecycle import Lifecycle
+from services.chassis.logging import configure_logging
+from services.chassis.metrics import Metrics, sample_loop_lag
+from services.chassis.probes import Probes
+from services.chassis.redis import connect
+from services.chassis.telemetry import configure_tracing
+
+READY_CHECK_S = 0.1
+"""Seconds between two looks at whether calls can be served."""
+DRAIN_MARGIN_S = 2.0
+"""Of the drain limit, what is kept for settling and closing."""
+
+_log = structlog.get_logger()
+
+
+async def serve(config: GatewayConfig, tenants: Sequence[TenantEntry], life: Lifecycle) -> None:
+    """Serve until told to stop, then finish what runs."""
+    metrics = Metrics()
+    server_key = config.server_key.encode() or secrets.token_bytes(32)
+    if not config.server_key:
+        _log.warning("server_key_drawn")
+    redis = connect(config.redis_url)
+    channel = create_channel(config.scheduler)
+    executor = ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenize")
+    parts = build_parts(
+        life,
+        name=config.name,
+        scheduler_channel=channel,
+        models=load_models(config),
+        tenants=static_tenants(tenants, server_key),
+        server_key=server_key,
+        quota=RedisQuota(redis),
+        executor=executor,
+        metrics=metrics,
+        max_live=config.max_live,
+        settings=GenerateSettings(
+            max_unread_tokens=config.max_unread_tokens, long_from_tokens=config.long_from_tokens
+        ),
+    )
+    server, health = build_server(config, parts)
+    probes = Probes(config.probe_port, is_ready=lambda: parts.is_ready, metrics=metrics, host=config.host)
+    async with probes:
+        await server.start()
+        life.spawn(_watch(parts, health), name="ready")
+        life.spawn(sample_loop_lag(metrics), name="loop_lag")
+        _log.info("listening", host=config.host, port=config.port, probe_port=probes.port)
+        await life.stopping.wait()
+        await drain(parts, health, server, life.drain_limit_s - DRAIN_MARGIN_S)
+    await channel.close()
+    await redis.close()
+    executor.shutdown(wait=False, cancel_futures=True)
+
+
+def load_models(config: GatewayConfig) -> list[LocalModel]:
+    """Read the models' tokenizers and templates.
+
+    Raises:
+        FatalError: One cannot be used.
+    """
+    try:
+        return [load_model(name, path) for name, path in config.models().items()]
+    except ArtifactError as exc:
+        raise FatalError(str(exc)) from exc
+
+
+def build_server(config: GatewayConfig, parts: Parts) -> tuple[grpc.aio.Server, HealthControl]:
+    """Return the gRPC door, bound and not started, and its health."""
+    server = create_server(interceptors=[ErrorInterceptor()])
+    service = GatewayService(parts.generate, parts.queries, parts.auth, parts.metrics)
+    gateway_pb2_grpc.add_GenerateServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    health = add_health_and_reflection(server, [SERVICE_NAME])
+    credentials = None
+    if config.tls_cert is not None and config.tls_key is not None:
+        credentials = server_credentials(config.tls_cert, config.tls_key)
+    bind(server, f"{config.host}:{config.port}", credentials=credentials)
+    return server, health
+
+
+async def drain(parts: Parts, health: HealthControl, server: grpc.aio.Server, limit_s: float) -> None:
+    """Not ready -> admit nothing -> finish what runs -> close."""
+    health.set_not_serving()
+    parts.generate.is_draining = True
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await parts.table.emptied()
+    await server.stop(grace=0.5)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_MARGIN_S / 2):
+            await parts.settler.drained()
+    _log.info("drained", num_left=len(parts.table), num_unsettled=parts.settler.num_pending)
+
+
+async def _watch(parts: Parts, health: HealthControl) -> None:
+    """Keep health and gauges as things are."""
+    while True:
+        if parts.is_ready != health.serving:
+            if parts.is_ready:
+                health.set_serving()
+            else:
+                health.set_not_serving()
+            _log.info("serving" if health.serving else "not_serving")
+        parts.observe_levels()
+        await asyncio.sleep(READY_CHECK_S)
+
+
+def main() -> int:
+    """Read the configuration and serve; return the exit code."""
+    config, tenants = load_config()
+    check_bind(config.host, config.insecure, config.tls_cert is not None)
+    configure_logging(config.name, level=config.log_level)
+    end_tracing = configure_tracing(config.name, config.trace)
+    try:
+        return lifecycle.run(config.name, partial(serve, config, tenants))
+    finally:
+        end_tracing()
+
+
+if __name__ == "__main__":
+    sys.exit(entry(main))

@@ -1,0 +1,107 @@
+"""What a request cost and how it ended: receipt, charge, log values, from one place.
+
+Reads a finished run; changes nothing.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.core.ending import Ending, Failed
+from gateway.core.events import Receipt
+from gateway.core.request import GenerationRequest
+from gateway.live import LiveRequest
+from gateway.observation import Outcome
+from services.chassis.telemetry import trace_id
+from services.domain.errors import Code, ServeError
+from services.domain.generation import Usage
+from services.domain.miss_reason import MissReason
+from services.rpc.gateway_values import EndReport
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """One call of `Generate.run`, from arrival to its end."""
+
+    live: LiveRequest
+    request: GenerationRequest
+    span: Any
+    traceparent: str
+    model: str = "unknown"
+    ttft_s: float | None = None
+    receipt: Receipt | None = None
+    error: ServeError | None = None
+
+
+_CANCELLED = ServeError("the caller left")
+_CANCELLED.code, _CANCELLED.reason = Code.ABORTED, "CANCELLED"
+
+
+def receipt_of(run: Run) -> Receipt:
+    """Return the receipt of a request that ended well."""
+    live = run.live
+    report, placement = live.report, live.placement
+    assert report is not None
+    assert placement is not None
+    opted_out = run.request.cache_opt_out
+    return Receipt(
+        request_id=live.id,
+        usage=live.usage,
+        queue_s=live.placed_at - live.asked_at + report.queue_s,
+        prefill_s=report.prefill_s,
+        decode_s=report.decode_s,
+        ttft_s=run.ttft_s or 0.0,
+        tpot_s=_tpot_s(live) or 0.0,
+        preemptions=report.preemptions,
+        page_seconds=report.page_seconds,
+        worker=placement.worker,
+        attempts=live.attempt,
+        miss_reason=MissReason.OPT_OUT if opted_out else placement.miss_reason,
+        first_miss_token=0 if opted_out else placement.first_miss_token,
+        computed_tokens=report.computed_tokens,
+        client_label=run.request.client_label,
+        exact=True,
+    )
+
+
+def ending_of(run: Run, usage: Usage) -> Ending:
+    """Return what is kept of the request for whoever asks later."""
+    return run.receipt or Failed.of(run.live.id, run.error or _CANCELLED, usage)
+
+
+def billed_tokens(run: Run, usage: Usage) -> int:
+    """Return the tokens a quota is charged: nothing for what never began or failed by our own fault."""
+    has_begun = run.live.has_started or run.live.first_token_at is not None
+    ours = run.error is not None and run.error.code is Code.INTERNAL
+    return usage.prompt_tokens + usage.output_tokens if has_begun and not ours else 0
+
+
+def _tpot_s(live: LiveRequest) -> float | None:
+    """Return the mean time per output token after the first, over the longest choice."""
+    if live.first_token_at is None or live.last_token_at is None or live.plan is None:
+        return None
+    longest = max(choice.num_tokens for choice in live.plan.choices)
+    return (live.last_token_at - live.first_token_at) / (longest - 1) if longest > 1 else None
+
+
+def outcome_of(run: Run, usage: Usage) -> Outcome:
+    """Return the numbers for metrics and log."""
+    live = run.live
+    report = live.report or EndReport()
+    reason = "ok" if run.receipt else run.error.reason if run.error else _CANCELLED.reason
+    return Outcome(
+        request_id=live.id,
+        tenant=live.tenant.id,
+        model=run.model,
+        reason=reason,
+        usage=usage,
+        duration_s=time.monotonic() - live.arrived,
+        ttft_s=run.ttft_s,
+        tpot_s=_tpot_s(live),
+        queue_s=max(0.0, live.placed_at - live.asked_at) + report.queue_s,
+        attempts=live.attempt,
+        preemptions=report.preemptions,
+        peak_pages=report.peak_pages,
+        worker=live.placement.worker if live.placement else "",
+        trace_id=trace_id(run.traceparent),
+    )

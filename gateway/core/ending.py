@@ -1,0 +1,49 @@
+"""What became of a request, as kept for whoever asks later: its receipt, or how it failed.
+
+Holds numbers and names only, never text of prompts or outputs.
+"""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+
+from gateway.core.events import Receipt
+from services.domain.errors import Code, ServeError
+from services.domain.generation import Usage
+from services.domain.ids import RequestId
+from services.domain.miss_reason import MissReason
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A request that did not end well."""
+
+    request_id: RequestId
+    code: Code
+    reason: str
+    message: str
+    usage: Usage
+
+    @classmethod
+    def of(cls, request_id: RequestId, error: ServeError, usage: Usage) -> "Failed":
+        return cls(request_id, error.code, error.reason, error.message, usage)
+
+
+Ending = Receipt | Failed
+
+
+def encode_ending(ending: Ending) -> bytes:
+    """Return `ending` as JSON."""
+    values = dataclasses.asdict(ending)
+    if isinstance(ending, Failed):
+        values["code"] = ending.code.name
+    return json.dumps(values, separators=(",", ":")).encode()
+
+
+def decode_ending(data: bytes) -> Ending:
+    """Read what `encode_ending` wrote."""
+    values = json.loads(data)
+    values["usage"] = Usage(**values["usage"])
+    if "code" in values:
+        return Failed(**values | {"code": Code[values["code"]]})
+    return Receipt(**values | {"miss_reason": MissReason(values["miss_reason"])})

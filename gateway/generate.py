@@ -1,0 +1,274 @@
+"""The use case: one generation from arrival to its one end, the same for every door.
+
+validate -> tokenise -> reserve -> ask for a place -> submit -> events -> settle. Whatever happens, everything
+the request holds is released in `_close`, which does not wait. Knows nothing of gRPC, HTTP or how a caller
+proved who it is.
+"""
+
+import dataclasses
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from gateway.accounts import Run, billed_tokens, ending_of, outcome_of, receipt_of
+from gateway.core.auth import Authenticator
+from gateway.core.choice import Choice
+from gateway.core.deadlines import Deadlines
+from gateway.core.detokenizer import Detokenizer
+from gateway.core.ending import encode_ending
+from gateway.core.events import Event
+from gateway.core.request import Caller, GenerationRequest
+from gateway.core.validation import Options, check, check_prompt, class_of, prompt_room
+from gateway.live import LiveRequest
+from gateway.live_table import LiveTable
+from gateway.models import ModelBook, ServedModel
+from gateway.observation import GatewayMetrics
+from gateway.places import Places, Plan, Workers
+from gateway.prompts import Prompt, PromptEncoder
+from gateway.settler import Settler
+from gateway.stores.quota import QuotaStore, Reservation, Settlement
+from gateway.ticker import Ticker
+from services.chassis.telemetry import inject, start_span
+from services.domain.errors import DependencyDown, Draining, ErrorDetail, ServeError
+from services.domain.generation import Limits, StopParams
+from services.domain.ids import RequestId, RequestKey
+from services.rpc.gateway_values import Acquisition, Submission
+
+DEADLINE_MARGIN_S = 0.03
+"""So much before the caller's deadline a request ends here, for its status to reach the caller in time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateSettings:
+    """Bounds of the use case."""
+
+    max_unread_tokens: int = 2048
+    """Tokens that may wait for a caller who does not read."""
+    long_from_tokens: int = 2048
+    """Prompts from this length on are of the long class."""
+
+
+@dataclass(kw_only=True)
+class Generate:
+    """Serves generations; holds what all of them share."""
+
+    auth: Authenticator
+    models: ModelBook
+    encoder: PromptEncoder
+    quota: QuotaStore
+    settler: Settler
+    places: Places
+    workers: Workers
+    table: LiveTable
+    metrics: GatewayMetrics
+    settings: GenerateSettings = field(default_factory=GenerateSettings)
+    ticker: Ticker = field(default_factory=Ticker)
+    is_draining: bool = False
+    """Admit nothing more."""
+
+    async def run(
+        self,
+        request: GenerationRequest,
+        caller: Caller,
+        *,
+        arrived: float | None = None,
+        deadline_s: float | None = None,
+        traceparent: str = "",
+        on_slow: Callable[[], None] = lambda: None,
+    ) -> AsyncIterator[Event]:
+        """Serve one generation. Iterate inside `contextlib.aclosing`, so that leaving early ends it at once.
+
+        Args:
+            arrived: Monotonic seconds at which the call reached this process; None is now.
+            deadline_s: Seconds from `arrived` in which the caller wants it over.
+            on_slow: Called when the caller does not keep up, while it may be stuck in writing.
+
+        Yields:
+            Events in the order of `gateway.core.events`; a receipt is the last of a good end.
+
+        Raises:
+            ServeError: Every other end, with the usage so far in its detail.
+        """
+        run = self._admit(request, caller, time.monotonic() if arrived is None else arrived, deadline_s,
+                          traceparent, on_slow)  # fmt: skip
+        live = run.live
+        try:
+            await self._prepare(run)
+            while True:
+                events = live.take()
+                if live.first_token_at is not None and run.ttft_s is None:
+                    run.ttft_s = time.monotonic() - live.arrived
+                    self.metrics.first_token(run.model, run.ttft_s)
+                    run.span.add_event("first_token")
+                for event in events:
+                    yield event
+                if live.error is not None:
+                    raise live.error
+                if live.is_complete:
+                    break
+                await live.wait()
+            run.receipt = receipt_of(run)
+            yield run.receipt
+        except ServeError as error:
+            error.detail = dataclasses.replace(error.detail, usage=live.usage)
+            run.error = error
+            raise
+        except Exception as error:
+            run.error = ServeError(f"a fault of the gateway ({type(error).__name__})")
+            raise
+        finally:
+            self._close(run)
+
+    def _admit(
+        self,
+        request: GenerationRequest,
+        caller: Caller,
+        arrived: float,
+        deadline_s: float | None,
+        traceparent: str,
+        on_slow: Callable[[], None],
+    ) -> Run:
+        if self.is_draining:
+            raise Draining("the gateway is shutting down", ErrorDetail(retry_after_s=1.0))
+        self.table.check_room()
+        tenant = self.auth.tenant_of(caller)
+        request_id = RequestId(f"req-{secrets.token_hex(12)}")
+        span = start_span("gateway.generate", traceparent or None, request_id=request_id, tenant=tenant.id)
+        live = LiveRequest(
+            request_id,
+            tenant,
+            arrived=arrived,
+            deadlines=Deadlines(_with_deadline(request.limits, deadline_s), arrived),
+            max_unread_tokens=self.settings.max_unread_tokens,
+            ticker=self.ticker,
+            places=self.places,
+            workers=self.workers,
+            on_slow=on_slow,
+            mark=span.add_event,
+        )
+        self.table.add(live)
+        return Run(live=live, request=request, span=span, traceparent=inject(span) or traceparent)
+
+    async def _prepare(self, run: Run) -> None:
+        """Do everything before the request asks for a place."""
+        request, tenant = run.request, run.live.tenant
+        model = self.models.find(request.model)
+        run.model = model.local.name
+        options = check(request, tenant, model.profile, secrets.randbits(64))
+        salt = self.auth.salt_of(tenant.id, request.cache_salt)
+        room = prompt_room(request, tenant, options, model.profile)
+        prompt = await self.encoder.encode(request, model, salt, room)
+        stop = check_prompt(request, tenant, options, model.profile, len(prompt.ids))
+        await self._reserve(run, options.num_choices * stop.max_output_tokens + len(prompt.ids), options)
+        if run.live.error is None:
+            run.live.ask(self._plan(run, model, options, stop, prompt, salt))
+
+    async def _reserve(self, run: Run, num_tokens: int, options: Options) -> None:
+        live = run.live
+        # Before the call: whatever becomes of it, the reservation is settled in the end.
+        live.is_reserved = True
+        try:
+            await self.quota.reserve(
+                Reservation(
+                    id=live.id,
+                    tenant=live.tenant,
+                    num_choices=options.num_choices,
+                    num_tokens=num_tokens,
+                    idempotency_key=run.request.idempotency_key,
+                )
+            )
+        except DependencyDown:
+            raise
+        except ServeError:
+            live.is_reserved = False
+            raise
+        run.span.add_event("reserved")
+
+    def _plan(
+        self,
+        run: Run,
+        model: ServedModel,
+        options: Options,
+        stop: StopParams,
+        prompt: Prompt,
+        salt: bytes,
+    ) -> Plan:
+        request, live = run.request, run.live
+        keep_records = request.num_logprobs is not None or request.return_token_ids
+        tokenizer = model.local.tokenizer
+        return Plan(
+            acquisition=Acquisition(
+                key=RequestKey(live.id, 1),
+                tenant=live.tenant.id,
+                band=options.band,
+                request_class=class_of(request, len(prompt.ids), self.settings.long_from_tokens),
+                model=model.local.name,
+                num_prompt_tokens=len(prompt.ids),
+                max_output_tokens=stop.max_output_tokens,
+                num_choices=options.num_choices,
+                block_hashes=prompt.block_hashes,
+                limits=options.limits,
+                asked_at=time.monotonic(),
+                own_salt=bool(request.cache_salt),
+                cache_opt_out=request.cache_opt_out,
+                traceparent=run.traceparent,
+            ),
+            submission=Submission(
+                tenant=live.tenant.id,
+                band=options.band,
+                num_choices=options.num_choices,
+                prompt_ids=prompt.ids,
+                block_hashes=prompt.block_hashes,
+                salt=salt,
+                sampling=options.sampling,
+                stop=stop,
+                limits=options.limits,
+                cache_opt_out=request.cache_opt_out,
+                traceparent=run.traceparent,
+            ),
+            choices=[
+                Choice(
+                    index,
+                    Detokenizer(
+                        tokenizer.token_bytes,
+                        stops=options.stop,
+                        include_stop=request.include_stop,
+                        stop_token_ids=options.stop_token_ids,
+                        keep_records=keep_records,
+                    ),
+                )
+                for index in range(options.num_choices)
+            ],
+            model=model.local.name,
+            revision=model.state.revision,
+            cut_tokens=prompt.cut_tokens,
+        )
+
+    def _close(self, run: Run) -> None:
+        """Release everything the request holds: the one end of every request, from every state."""
+        live = run.live
+        live.close()
+        self.table.remove(live)
+        usage = live.usage
+        if live.is_reserved:
+            self.settler.settle(
+                Settlement(
+                    id=live.id,
+                    tenant=live.tenant.id,
+                    used_tokens=billed_tokens(run, usage),
+                    ending=encode_ending(ending_of(run, usage)),
+                    idempotency_key=run.request.idempotency_key,
+                )
+            )
+        self.metrics.finished(outcome_of(run, usage))
+        run.span.end()
+
+
+def _with_deadline(limits: Limits, deadline_s: float | None) -> Limits:
+    if deadline_s is None:
+        return limits
+    total_s = max(0.001, deadline_s - min(DEADLINE_MARGIN_S, deadline_s / 10))
+    return dataclasses.replace(
+        limits, total_s=total_s if limits.total_s is None else min(limits.total_s, total_s)
+    )

@@ -1,0 +1,291 @@
+"""One live request: the meeting point of scheduler, worker and the caller's stream.
+
+Links call it (`on_*`, never blocking); the use case takes events from it. It owns its place and its time
+limits, and lets go of the place the moment it fails. Knows nothing of quotas, transports or credentials.
+"""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable
+
+from gateway.core.auth import Tenant
+from gateway.core.choice import Gap
+from gateway.core.deadlines import Deadlines
+from gateway.core.events import Event, Queued, Started, StillWaiting
+from gateway.places import Hold, Phase, Places, Plan, Workers
+from gateway.ticker import Ticker
+from services.domain.errors import Code, ServeError, SlowReader, WorkerLost
+from services.domain.generation import FinishReason, Usage
+from services.domain.ids import RequestId, RequestKey, WorkerId
+from services.rpc.gateway_values import EndReport, Placement, Tops
+
+MAX_ATTEMPTS = 3
+"""A placement that came to nothing before the worker accepted it is tried at most twice again."""
+
+
+class LiveRequest:
+    """State of one request from arrival to its end."""
+
+    def __init__(
+        self,
+        request_id: RequestId,
+        tenant: Tenant,
+        *,
+        arrived: float,
+        deadlines: Deadlines,
+        max_unread_tokens: int,
+        ticker: Ticker,
+        places: Places,
+        workers: Workers,
+        on_slow: Callable[[], None],
+        mark: Callable[[str], None],
+    ) -> None:
+        self.id = request_id
+        self.tenant = tenant
+        self.arrived = arrived
+        self.deadlines = deadlines
+        self.phase = Phase.PREPARING
+        self.attempt = 1
+        self.plan: Plan | None = None
+        self.placement: Placement | None = None
+        self.report: EndReport | None = None
+        self.error: ServeError | None = None
+        self.cached_tokens = 0
+        self.asked_at = self.placed_at = arrived
+        self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
+        self.waits: Queued | None = None
+        """The last that was heard of its place in the queue."""
+        self.has_started = False
+        self.is_reserved = False
+        """Whether the quota may hold something for it."""
+        self._max_unread = max_unread_tokens
+        self._ticker, self._places, self._workers = ticker, places, workers
+        self._on_slow, self._mark = on_slow, mark
+        self._hold: Hold | None = None
+        self._avoid: tuple[WorkerId, ...] = ()
+        self._unread = 0
+        self._notices: list[Event] = []
+        self._told_started = False
+        self._is_due = False
+        self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._arm()
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        if self.plan is None:
+            return Usage()
+        return Usage(
+            prompt_tokens=self.plan.acquisition.num_prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            output_tokens=sum(choice.num_tokens for choice in self.plan.choices),
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything has been taken and the worker has said its last word."""
+        return (
+            self.report is not None
+            and self.plan is not None
+            and all(choice.finished is not None for choice in self.plan.choices)
+        )
+
+    def ask(self, plan: Plan) -> None:
+        """Ask for a place."""
+        self.plan = plan
+        self.asked_at = plan.acquisition.asked_at
+        self._acquire()
+
+    async def wait(self) -> None:
+        """Wait until there is something to take."""
+        await self._wake.wait()
+        self._wake.clear()
+
+    def take(self) -> list[Event]:
+        """Return what is new for the caller, in order; its failure is in `error`, after the last events."""
+        self._is_due, self._unread = False, 0
+        events, self._notices = self._notices, []
+        if self.plan is None or isinstance(self.error, SlowReader):
+            return events
+        if not self._told_started and (self.has_started or self.first_token_at is not None):
+            self._told_started = True
+            events.append(self._started())
+        for choice in self.plan.choices:
+            events += choice.take(self._on_stop_string)
+        if self.report is not None and self.error is None and not self.is_complete:
+            self.fail(ServeError("the worker ended a request whose choices had not ended"))
+        return events
+
+    def fail(self, error: ServeError) -> None:
+        """End it: the place is let go at once, the caller learns of it when it reads. Idempotent."""
+        if self.error is None and not self.is_complete:
+            self.error = error
+            self._let_go()
+            self._wake.set()
+
+    def close(self) -> None:
+        """Release timer and place, from any state. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._hold is not None:
+            self._hold.cancel()
+            self._hold = None
+        elif self.phase is Phase.WAITING:
+            self._places.abandon(self._key)
+
+    @property
+    def _key(self) -> RequestKey:
+        return RequestKey(self.id, self.attempt)
+
+    def _acquire(self) -> None:
+        assert self.plan is not None
+        self.phase = Phase.WAITING
+        self.deadlines.has_place = False
+        self._places.acquire(
+            dataclasses.replace(self.plan.acquisition, key=self._key, avoid=self._avoid), self
+        )
+
+    def _acquire_again(self, error: ServeError) -> None:
+        """Try another place if this one came to nothing; otherwise fail."""
+        self._hold = None
+        may_retry = error.code in (Code.UNAVAILABLE, Code.ABORTED) and self.attempt < MAX_ATTEMPTS
+        if self.error is not None or self.first_token_at is not None or not may_retry:
+            self.fail(error)
+            return
+        if error.code is Code.UNAVAILABLE and self.placement is not None:
+            self._avoid += (self.placement.worker,)
+        self.attempt += 1
+        self._mark("placed_again")
+        self._acquire()
+
+    def on_queued(self, position: int, expected_wait_s: float | None) -> None:
+        self.waits = Queued(self.id, position, expected_wait_s)
+        self._notices = [notice for notice in self._notices if not isinstance(notice, Queued)]
+        self._notices.append(self.waits)
+        self._wake.set()
+
+    def on_placed(self, placement: Placement) -> None:
+        if self.error is not None or self.plan is None:
+            self._places.abandon(placement.key, placement.seq)
+            return
+        self.phase, self.placement, self.placed_at = Phase.PLACED, placement, time.monotonic()
+        self.deadlines.has_place = True
+        self._mark("placed")
+        submission = dataclasses.replace(self.plan.submission, limits=self.deadlines.left(time.monotonic()))
+        try:
+            self._hold = self._workers.submit(placement, submission, self)
+        except ServeError as error:
+            self._places.abandon(placement.key, placement.seq)
+            self._acquire_again(error)
+
+    def on_rejected(self, error: ServeError) -> None:
+        self.phase = Phase.PREPARING
+        self.fail(error)
+
+    def on_accepted(self) -> None:
+        self.phase = Phase.RUNNING
+
+    def on_started(self, cached_tokens: int) -> None:
+        if not self.has_started:
+            self.has_started = True
+            self.cached_tokens = cached_tokens
+            self._wake.set()
+
+    def on_preempted(self) -> None:
+        self._mark("preempted")
+
+    def on_tokens(
+        self,
+        choice: int,
+        first_position: int,
+        token_ids: list[int],
+        logprobs: list[float] | None,
+        tops: Tops | None,
+    ) -> None:
+        assert self.plan is not None
+        try:
+            wanted = self.plan.choices[choice].arrive(first_position, token_ids, logprobs, tops)
+        except (Gap, IndexError) as error:
+            self.fail(ServeError(f"the worker's stream has a fault: {error}"))
+            return
+        self.last_token_at = now = time.monotonic()
+        if self.first_token_at is None:
+            self.first_token_at = now
+            self.deadlines.has_first_token = True
+            self._wake.set()
+        elif not self._is_due:
+            self._is_due = True
+            self._ticker.wake_soon(self._wake.set)
+        self._unread += wanted
+        if self._unread > self._max_unread:
+            self.fail(SlowReader(f"{self._unread} tokens wait to be read, at most {self._max_unread} may"))
+            self._on_slow()
+
+    def on_choice_ended(self, choice: int, reason: FinishReason, output_tokens: int) -> None:
+        assert self.plan is not None
+        self.plan.choices[choice].end(reason)
+        self._wake.set()
+
+    def on_refused(self, error: ServeError) -> None:
+        self._acquire_again(error)
+
+    def on_ended(self, report: EndReport) -> None:
+        self._hold = None
+        if report.failure is not None:
+            self.fail(report.failure)
+        self.report = report
+        self._wake.set()
+
+    def on_lost(self, error: ServeError) -> None:
+        self._hold = None
+        if self.plan is not None and all(choice.is_over for choice in self.plan.choices):
+            # Every choice has ended; only the worker's own numbers are missing.
+            self.report = EndReport()
+            self._wake.set()
+        elif self.phase is Phase.PLACED:
+            if self.placement is not None:
+                self._places.abandon(self.placement.key, self.placement.seq)
+            self._acquire_again(error)
+        else:
+            self.fail(error if isinstance(error, WorkerLost) else WorkerLost(error.message))
+
+    def _on_stop_string(self, choice: int) -> None:
+        if self._hold is not None:
+            self._hold.finish_choice(choice, FinishReason.STOP_STRING)
+
+    def _started(self) -> Started:
+        assert self.plan is not None
+        return Started(
+            request_id=self.id,
+            model=self.plan.model,
+            model_revision=self.plan.revision,
+            prompt_tokens=self.plan.acquisition.num_prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            seed=self.plan.submission.sampling.seed,
+            cut_tokens=self.plan.cut_tokens,
+        )
+
+    def _arm(self) -> None:
+        due = self.deadlines.next_due()
+        if due is not None:
+            delay_s = max(0.0, due - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now = time.monotonic()
+        expired = self.deadlines.expired(now)
+        if expired is not None:
+            self.fail(expired)
+            return
+        if self.deadlines.beat(now):
+            self._notices.append(StillWaiting())
+            self._wake.set()
+        self._arm()

@@ -1,0 +1,120 @@
+"""The models this gateway can turn text into tokens for, joined with what the scheduler says of them.
+
+Knows tokenizers and templates by their interface and capacity by name. Does not know where workers are.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from gateway.core.request import ChatTurn
+from gateway.core.validation import ModelProfile
+from services.artifacts.artifact import open_artifact
+from services.domain.errors import ErrorDetail, NoWorker, UnknownModel
+from services.rpc.gateway_values import ModelState
+
+MAX_PROMPT_BYTES = 4 * 2**20
+"""No prompt is longer, whatever the model's context."""
+
+
+class Tokenizer(Protocol):
+    """Text to ids and ids to bytes, see `services.artifacts.tokenizer`."""
+
+    def encode_text(self, text: str, *, add_bos: bool) -> list[int]: ...
+    def token_bytes(self, token_id: int) -> bytes: ...
+    def max_chars(self, context_tokens: int) -> int: ...
+    @property
+    def bos_id(self) -> int | None: ...
+
+
+class FittedChat(Protocol):
+    @property
+    def ids(self) -> list[int]: ...
+
+
+class Template(Protocol):
+    """Conversations to ids, see `services.artifacts.chat_template`."""
+
+    def encode(self, messages: Sequence[ChatTurn]) -> list[int]: ...
+    def encode_to_fit(self, messages: Sequence[ChatTurn], max_tokens: int) -> FittedChat: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalModel:
+    """What this gateway itself knows of a model."""
+
+    name: str
+    tokenizer: Tokenizer
+    template: Template | None
+    """None: the model has none, so it takes no conversations."""
+    vocab_size: int
+    """Rows of the model's output; ids below it are valid."""
+    eos_token_ids: frozenset[int]
+    generation_defaults: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model that can be called now."""
+
+    local: LocalModel
+    state: ModelState
+    profile: ModelProfile
+
+
+class ModelBook:
+    """Finds a model by name.
+
+    Args:
+        states: What the scheduler last said; asked for each time.
+    """
+
+    def __init__(self, models: Sequence[LocalModel], states: Callable[[], Mapping[str, ModelState]]) -> None:
+        self._local = {model.name: model for model in models}
+        self._states = states
+
+    def served(self) -> list[ModelState]:
+        """Return the models that can be called now, by name."""
+        return [state for name, state in sorted(self._states().items()) if name in self._local]
+
+    def find(self, name: str) -> ServedModel:
+        """Return a model.
+
+        Raises:
+            UnknownModel: It is not known here.
+            NoWorker: It is known, but no worker serves it now.
+        """
+        local = self._local.get(name)
+        if local is None:
+            raise UnknownModel(f"the model is not served here; served are: {', '.join(sorted(self._local))}")
+        state = self._states().get(name)
+        if state is None:
+            raise NoWorker(f"no worker serves {name} now", ErrorDetail(retry_after_s=1.0))
+        profile = ModelProfile(
+            vocab_size=local.vocab_size,
+            max_prompt_bytes=min(
+                MAX_PROMPT_BYTES, local.tokenizer.max_chars(state.capacity.max_context_tokens)
+            ),
+            eos_token_ids=local.eos_token_ids,
+            generation_defaults=local.generation_defaults,
+            capacity=state.capacity,
+        )
+        return ServedModel(local=local, state=state, profile=profile)
+
+
+def load_model(name: str, path: Path) -> LocalModel:
+    """Read tokenizer, template and defaults of a model on disk; no weights are read.
+
+    Raises:
+        ArtifactError: It is missing, damaged or of a kind we do not read.
+    """
+    artifact = open_artifact(path)
+    return LocalModel(
+        name=name,
+        tokenizer=artifact.tokenizer,
+        template=artifact.template,
+        vocab_size=int(artifact.config["vocab_size"]),
+        eos_token_ids=artifact.eos_ids,
+        generation_defaults=artifact.generation_defaults,
+    )

@@ -1,0 +1,314 @@
+"""The gRPC door: turns messages into requests and events into messages.
+
+Decides nothing: credentials, checks and everything after are the use case's.
+"""
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from enum import IntEnum
+from typing import TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from gateway.core.auth import Authenticator
+from gateway.core.ending import Failed
+from gateway.core.events import (
+    Delta,
+    Event,
+    Finished,
+    Queued,
+    Receipt,
+    Started,
+    StillWaiting,
+    TokenRecord,
+)
+from gateway.core.request import Caller, ChatTurn, GenerationRequest, SamplingOptions
+from gateway.generate import Generate
+from gateway.observation import GatewayMetrics
+from gateway.queries import InProgress, Queries
+from protos.gateway.v1 import gateway_pb2 as pb
+from protos.gateway.v1 import gateway_pb2_grpc
+from services.domain.errors import BadCredential, ErrorDetail, InvalidField, ServeError
+from services.domain.generation import Band, RequestClass
+from services.domain.ids import RequestId
+from services.rpc import convert
+
+LINGER_S = 30.0
+"""Seconds in which a caller that was found too slow may still fetch what is on its way."""
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GenerateService"].full_name
+
+E = TypeVar("E", bound=IntEnum)
+
+
+class GatewayService(gateway_pb2_grpc.GenerateServiceServicer):
+    """Adapter of `GenerateService`."""
+
+    def __init__(
+        self, generate: Generate, queries: Queries, auth: Authenticator, metrics: GatewayMetrics
+    ) -> None:
+        self._generate = generate
+        self._queries = queries
+        self._auth = auth
+        self._metrics = metrics
+
+    async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
+        arrived = time.monotonic()
+        caller = self._caller(context)
+        # A slow caller blocks `write`; its request has ended by then, and the call must end some day too.
+        linger: list[asyncio.TimerHandle] = []
+        task = asyncio.current_task()
+        assert task is not None
+
+        def on_slow() -> None:
+            linger.append(asyncio.get_running_loop().call_later(LINGER_S, task.cancel))
+
+        run = self._generate.run(
+            request_from_pb(request),
+            caller,
+            arrived=arrived,
+            deadline_s=context.time_remaining(),
+            traceparent=_metadata(context, "traceparent") or "",
+            on_slow=on_slow,
+        )
+        with_ids, with_logprobs = request.return_token_ids, request.HasField("logprobs")
+        building_s = 0.0
+        try:
+            async with aclosing(run) as events:  # type: ignore[type-var]
+                async for event in events:
+                    started = time.perf_counter()
+                    message = event_to_pb(event, with_ids=with_ids, with_logprobs=with_logprobs)
+                    building_s += time.perf_counter() - started
+                    await context.write(message)
+        finally:
+            self._metrics.serialized(building_s)
+            for timer in linger:
+                timer.cancel()
+
+    async def Tokenize(
+        self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> pb.TokenizeResponse:
+        self._caller(context)
+        kind = request.WhichOneof("input")
+        tokens = await self._queries.tokenize(
+            request.model,
+            request.text if kind == "text" else None,
+            _chat_from_pb(request.chat) if kind == "chat" else None,
+            return_bytes=request.return_bytes,
+        )
+        return pb.TokenizeResponse(
+            ids=tokens.ids, bytes=tokens.token_bytes, max_context_tokens=tokens.max_context_tokens
+        )
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListModelsResponse:
+        self._caller(context)
+        return pb.ListModelsResponse(
+            models=[
+                pb.Model(
+                    name=model.name,
+                    revision=model.revision,
+                    max_context_tokens=model.capacity.max_context_tokens,
+                    num_workers=model.num_workers,
+                )
+                for model in self._queries.served_models()
+            ]
+        )
+
+    async def GetRequest(
+        self, request: pb.GetRequestRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetRequestResponse:
+        caller = self._caller(context)
+        found = await self._queries.request(caller, RequestId(request.request_id))
+        if isinstance(found, Queued):
+            return pb.GetRequestResponse(queued=_queued_to_pb(found))
+        if isinstance(found, InProgress):
+            running = pb.Running(
+                worker=found.worker, attempt=found.attempt, output_tokens=found.output_tokens
+            )
+            return pb.GetRequestResponse(running=running)
+        if isinstance(found, Failed):
+            error = ServeError(found.message, ErrorDetail(usage=found.usage))
+            error.code, error.reason = found.code, found.reason
+            return pb.GetRequestResponse(failure=convert.failure_to_pb(error))
+        return pb.GetRequestResponse(receipt=_receipt_to_pb(found))
+
+    def _caller(self, context: grpc.aio.ServicerContext) -> Caller:
+        return self._auth.authenticate(_key_of(context), from_loopback=is_loopback(context.peer()))
+
+
+def is_loopback(peer: str) -> bool:
+    """Say whether gRPC's name of a peer (`ipv4:127.0.0.1:5000`, `ipv6:%5B::1%5D:5000`) is this machine."""
+    kind, _, address = peer.partition(":")
+    if kind == "unix":
+        return True
+    host = address.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _metadata(context: grpc.aio.ServicerContext, name: str) -> str | None:
+    for key, value in context.invocation_metadata() or ():
+        if key == name:
+            return str(value)
+    return None
+
+
+def _key_of(context: grpc.aio.ServicerContext) -> str | None:
+    given = _metadata(context, "authorization")
+    if given is None:
+        return _metadata(context, "x-api-key")
+    scheme, _, key = given.partition(" ")
+    if scheme.lower() != "bearer":
+        raise BadCredential("authorization must be `Bearer KEY`")
+    return key.strip()
+
+
+def request_from_pb(request: pb.GenerateRequest) -> GenerationRequest:
+    """Read a request; absent fields become None.
+
+    Raises:
+        InvalidField: An enum has an unknown value.
+    """
+    kind = request.WhichOneof("input")
+    sampling = request.sampling
+    return GenerationRequest(
+        model=request.model,
+        prompt=request.prompt if kind == "prompt" else None,
+        token_ids=tuple(request.token_ids.ids) if kind == "token_ids" else None,
+        chat=_chat_from_pb(request.chat) if kind == "chat" else None,
+        sampling=SamplingOptions(
+            temperature=_optional(sampling, "temperature"),
+            top_p=_optional(sampling, "top_p"),
+            top_k=_optional(sampling, "top_k"),
+            min_p=_optional(sampling, "min_p"),
+            repetition_penalty=_optional(sampling, "repetition_penalty"),
+            presence_penalty=_optional(sampling, "presence_penalty"),
+            frequency_penalty=_optional(sampling, "frequency_penalty"),
+            logit_bias=dict(sampling.logit_bias),
+            seed=_optional(sampling, "seed"),
+        ),
+        num_choices=_optional(request, "n"),
+        max_output_tokens=_optional(request, "max_output_tokens"),
+        min_output_tokens=_optional(request, "min_output_tokens"),
+        stop=tuple(request.stop),
+        stop_token_ids=tuple(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+        include_stop=request.include_stop,
+        num_logprobs=_optional(request, "logprobs"),
+        return_token_ids=request.return_token_ids,
+        band=_enum("band", Band, request.band),
+        request_class=_enum("request_class", RequestClass, request.request_class),
+        limits=convert.limits_from_pb(request.limits),
+        cut_left=request.long_prompt == pb.LONG_PROMPT_CUT_LEFT,
+        client_label=request.client_label,
+        idempotency_key=request.idempotency_key,
+        cache_opt_out=request.cache_opt_out,
+        cache_salt=request.cache_salt,
+    )
+
+
+def _optional(message: Message, name: str):  # type: ignore[no-untyped-def]
+    return getattr(message, name) if message.HasField(name) else None
+
+
+def _enum(field: str, kind: type[E], value: int) -> E | None:
+    if not value:
+        return None
+    try:
+        return kind(value)
+    except ValueError as exc:
+        raise InvalidField(field, f"must be 1 to {len(kind)}, got {value}") from exc
+
+
+def _chat_from_pb(chat: pb.ChatMessages) -> tuple[ChatTurn, ...]:
+    return tuple(
+        ChatTurn(role=turn.role, content=turn.content, name=_optional(turn, "name")) for turn in chat.messages
+    )
+
+
+def event_to_pb(event: Event, *, with_ids: bool, with_logprobs: bool) -> pb.GenerateResponse:
+    """Turn one event into its message."""
+    if isinstance(event, Delta):
+        delta = pb.Delta(choice=event.choice, text=event.text)
+        if with_ids:
+            delta.token_ids.extend([token.token_id for token in event.tokens])
+        if with_logprobs:
+            delta.logprobs.extend(_logprobs_to_pb(event.tokens))
+        return pb.GenerateResponse(delta=delta)
+    if isinstance(event, Finished):
+        return pb.GenerateResponse(
+            finished=pb.Finished(
+                choice=event.choice,
+                reason=convert.finish_to_pb(event.reason),
+                stop_string=event.stop_string or "",
+                output_tokens=event.output_tokens,
+            )
+        )
+    if isinstance(event, Started):
+        return pb.GenerateResponse(
+            started=pb.Started(
+                request_id=event.request_id,
+                model=event.model,
+                model_revision=event.model_revision,
+                prompt_tokens=event.prompt_tokens,
+                cached_tokens=event.cached_tokens,
+                seed=event.seed,
+                cut_tokens=event.cut_tokens,
+            )
+        )
+    if isinstance(event, Queued):
+        return pb.GenerateResponse(queued=_queued_to_pb(event))
+    if isinstance(event, StillWaiting):
+        return pb.GenerateResponse(still_waiting=pb.StillWaiting())
+    return pb.GenerateResponse(receipt=_receipt_to_pb(event))
+
+
+def _logprobs_to_pb(tokens: Sequence[TokenRecord]) -> list[pb.TokenLogprob]:
+    return [
+        pb.TokenLogprob(
+            token_id=token.token_id,
+            token=token.token_bytes,
+            logprob=token.logprob or 0.0,
+            top=[pb.TopLogprob(token_id=one, token=data, logprob=value) for one, data, value in token.top],
+        )
+        for token in tokens
+    ]
+
+
+def _queued_to_pb(queued: Queued) -> pb.Queued:
+    wait_s = queued.expected_wait_s
+    return pb.Queued(
+        request_id=queued.request_id,
+        position=queued.position,
+        expected_wait_ms=None if wait_s is None else round(wait_s * 1000),
+    )
+
+
+def _receipt_to_pb(receipt: Receipt) -> pb.Receipt:
+    return pb.Receipt(
+        request_id=receipt.request_id,
+        usage=convert.usage_to_pb(receipt.usage),
+        queue_ms=receipt.queue_s * 1000,
+        prefill_ms=receipt.prefill_s * 1000,
+        decode_ms=receipt.decode_s * 1000,
+        ttft_ms=receipt.ttft_s * 1000,
+        tpot_ms=receipt.tpot_s * 1000,
+        preemptions=receipt.preemptions,
+        page_seconds=receipt.page_seconds,
+        worker=receipt.worker,
+        attempts=receipt.attempts,
+        cache=pb.CacheReport(
+            miss_reason=convert.miss_reason_to_pb(receipt.miss_reason),
+            first_miss_token=receipt.first_miss_token,
+        ),
+        computed_tokens=receipt.computed_tokens,
+        client_label=receipt.client_label,
+        exact=receipt.exact,
+    )

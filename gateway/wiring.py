@@ -1,0 +1,113 @@
+"""Puts the gateway's parts together; both doors are built on what comes out.
+
+Decides nothing and starts nothing but background tasks.
+"""
+
+import time
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+
+from gateway.core.auth import Authenticator, TenantStore
+from gateway.generate import Generate, GenerateSettings
+from gateway.live_table import LiveTable
+from gateway.models import LocalModel, ModelBook
+from gateway.observation import GatewayMetrics
+from gateway.prompts import PromptEncoder
+from gateway.queries import Queries
+from gateway.settler import Settler
+from gateway.stores.quota import QuotaStore
+from services.chassis.metrics import Metrics
+from services.domain.ids import Epoch
+from services.rpc.gateway_scheduler_link import SchedulerLink
+from services.rpc.gateway_worker_link import WorkerLinks
+
+BUILD = "quire-0.1.0"
+
+
+class Host(Protocol):
+    """What the parts need of their process; `services.chassis.lifecycle.Lifecycle` is one."""
+
+    @property
+    def epoch(self) -> Epoch: ...
+    def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> object: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The gateway without its doors."""
+
+    generate: Generate
+    queries: Queries
+    auth: Authenticator
+    metrics: GatewayMetrics
+    scheduler: SchedulerLink
+    workers: WorkerLinks
+    settler: Settler
+    table: LiveTable
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether calls can be served now."""
+        return (
+            not self.generate.is_draining
+            and self.scheduler.is_connected
+            and bool(self.queries.served_models())
+        )
+
+    def observe_levels(self) -> None:
+        """Set the gauges."""
+        self.metrics.levels(self.table.levels(time.monotonic()), self.settler.num_pending)
+
+
+def build_parts(
+    host: Host,
+    *,
+    name: str,
+    scheduler_channel: grpc.aio.Channel,
+    models: Sequence[LocalModel],
+    tenants: TenantStore,
+    server_key: bytes,
+    quota: QuotaStore,
+    executor: Executor,
+    metrics: Metrics,
+    max_live: int = 4096,
+    settings: GenerateSettings = GenerateSettings(),  # noqa: B008 (frozen)
+) -> Parts:
+    """Build everything and start the links and the settler."""
+    gateway_metrics = GatewayMetrics(metrics)
+    auth = Authenticator(tenants, server_key)
+    scheduler = SchedulerLink(scheduler_channel, name=name, epoch=lambda: host.epoch, build=BUILD)
+    workers = WorkerLinks(name=name, epoch=lambda: host.epoch, build=BUILD, spawn=host.spawn)
+    book = ModelBook(models, lambda: scheduler.models)
+    encoder = PromptEncoder(executor, gateway_metrics.tokenized)
+    table = LiveTable(max_live)
+    settler = Settler(quota, table.held)
+    generate = Generate(
+        auth=auth,
+        models=book,
+        encoder=encoder,
+        quota=quota,
+        settler=settler,
+        places=scheduler,
+        workers=workers,
+        table=table,
+        metrics=gateway_metrics,
+        settings=settings,
+    )
+    queries = Queries(models=book, encoder=encoder, table=table, settler=settler, quota=quota)
+    host.spawn(scheduler.run(), name="scheduler-link")
+    host.spawn(settler.run(), name="settler")
+    return Parts(
+        generate=generate,
+        queries=queries,
+        auth=auth,
+        metrics=gateway_metrics,
+        scheduler=scheduler,
+        workers=workers,
+        settler=settler,
+        table=table,
+    )
