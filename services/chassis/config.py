@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import difflib
 import enum
+import inspect
 import os
 import tomllib
 import typing
@@ -92,7 +93,7 @@ def _parse_flags(
 ) -> dict[str, Any]:
     parser = _Parser(
         prog=prog or f"quire {section}",
-        description=text or (cls.__doc__ or "").split("\n\n")[0],
+        description=text or inspect.cleandoc(cls.__doc__ or ""),
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
         epilog=examples,

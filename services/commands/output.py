@@ -12,13 +12,18 @@ from typing import Any
 import orjson
 from rich.console import Console
 
+_PIPE_COLUMNS = 1000
+
 
 def add_output_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
 
 
 def console(*, stderr: bool = False) -> Console:
-    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+    screen = Console(stderr=stderr, highlight=False, soft_wrap=True)
+    if not screen.is_terminal:
+        screen.width = _PIPE_COLUMNS  # Nobody's lines are broken in a pipe.
+    return screen
 
 
 def print_json(value: Any, *, kind: str | None = None) -> None:
