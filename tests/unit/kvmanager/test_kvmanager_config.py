@@ -1,0 +1,54 @@
+"""What can be set, and what is refused with the reason."""
+
+from pathlib import Path
+
+import pytest
+
+from kvmanager.config import load_config
+from services.chassis.config import ConfigError
+
+FILE = """
+[kvmanager]
+port = 7000
+
+[[tenants]]
+id = "red"
+kv_pages = 100
+keys = ["x"]
+
+[[tenants]]
+id = "blue"
+"""
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "quire.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_defaults_listen_on_loopback_and_cap_nobody() -> None:
+    config, caps = load_config([], {})
+    assert (config.host, config.port, config.probe_port, config.redis_url) == ("127.0.0.1", 50053, 9102, None)
+    assert caps == {}
+
+
+def test_caps_come_from_the_tenants_of_the_file_and_from_flags(tmp_path: Path) -> None:
+    path = write(tmp_path, FILE)
+    config, caps = load_config(["--config", path, "--tenant-cap", "blue=7", "--tenant-cap=red=8"], {})
+    assert config.port == 7000
+    assert caps == {"red": 8, "blue": 7}
+    assert load_config([], {"QUIRE_CONFIG": path})[1] == {"red": 100}
+
+
+@pytest.mark.parametrize("cap", ["red", "red=", "red=0", "=5", "red=many"])
+def test_a_bad_cap_is_refused(cap: str) -> None:
+    with pytest.raises(ConfigError, match="TENANT=PAGES"):
+        load_config(["--tenant-cap", cap], {})
+
+
+@pytest.mark.parametrize("pages", ["0", "-3", "true", '"7"'])
+def test_a_bad_cap_in_the_file_is_refused_with_its_tenant(tmp_path: Path, pages: str) -> None:
+    path = write(tmp_path, f'[[tenants]]\nid = "red"\nkv_pages = {pages}\n')
+    with pytest.raises(ConfigError, match="tenant red"):
+        load_config(["--config", path], {})
