@@ -4,7 +4,7 @@ Knows arithmetic over what it is given; owns only the measured rate of placement
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from scheduler.core.policy import QueuePolicy
 from scheduler.core.request import Acquire
@@ -66,11 +66,14 @@ def never_fits(acquire: Acquire, capacities: Collection[Capacity]) -> PromptTooL
 
 
 def queue_full(
-    acquire: Acquire, policy: QueuePolicy, rules: Rules, expected_wait_s: float | None
+    acquire: Acquire, policy: QueuePolicy, rules: Rules, expected_wait_s: Callable[[], float | None]
 ) -> QueueFull | None:
     """Return the refusal of a request that finds the queue at its bound.
 
     A band counts itself and the bands before it, so a flood of batch work cannot shut out interactive work.
+
+    Args:
+        expected_wait_s: Says how long the whole queue takes; asked only for a refusal.
     """
     waiting = policy.num_waiting(acquire.model, acquire.band)
     tokens = policy.num_tokens(acquire.model, acquire.band)
@@ -81,7 +84,7 @@ def queue_full(
     else:
         what, now, limit = "tokens", tokens, rules.max_waiting_tokens
     # Half of the queue gone is a good time to come back.
-    retry_after_s = min(MAX_RETRY_S, max(1.0, (expected_wait_s or 0.0) / 2))
+    retry_after_s = min(MAX_RETRY_S, max(1.0, (expected_wait_s() or 0.0) / 2))
     return QueueFull(
         f"{now} {what} wait for {acquire.model} in this band and those before it, the limit is {limit}",
         ErrorDetail(

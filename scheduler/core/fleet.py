@@ -17,6 +17,8 @@ class Fleet:
         self.workers: dict[WorkerId, WorkerCredits] = {}
         self._hellos: dict[str, dict[WorkerId, WorkerHello]] = {}
         """By model: the workers that take requests, and those that left and may come back."""
+        self._capacities: dict[str, list[Capacity]] = {}
+        """Derived from the hellos when asked for; emptied when they change."""
         self._leaving: dict[WorkerId, tuple[float, str]] = {}
         """Workers that take nothing more: when they are forgotten, and their model."""
         self._models_seen: set[str] = set()
@@ -27,6 +29,7 @@ class Fleet:
             hellos.pop(hello.worker, None)
         self._hellos = {model: hellos for model, hellos in self._hellos.items() if hellos}
         self._leaving.pop(hello.worker, None)
+        self._capacities.clear()
         worker = self.workers[hello.worker] = WorkerCredits(hello, now)
         self._hellos.setdefault(hello.model, {})[hello.worker] = hello
         self._models_seen.add(hello.model)
@@ -52,6 +55,7 @@ class Fleet:
             if until > now:
                 continue
             del self._leaving[worker]
+            self._capacities.clear()
             del self._hellos[model][worker]
             if not self._hellos[model]:
                 del self._hellos[model]
@@ -67,8 +71,13 @@ class Fleet:
         return [self.workers[name] for name in self._hellos.get(model, ()) if name not in self._leaving]
 
     def capacities(self, model: str) -> list[Capacity]:
-        """Return what the workers of `model` can hold, those that may come back included."""
-        return [hello.capacity for hello in self._hellos.get(model, {}).values()]
+        """Return the kinds of worker `model` has, those that may come back included."""
+        kinds = self._capacities.get(model)
+        if kinds is None:
+            kinds = list({hello.capacity for hello in self._hellos.get(model, {}).values()})
+            if kinds:
+                self._capacities[model] = kinds
+        return kinds
 
     def may_return(self, model: str) -> bool:
         """Say whether a worker that left may still come back."""

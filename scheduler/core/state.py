@@ -219,8 +219,10 @@ class SchedulerCore:
             return too_large
         if resent:
             return None
-        num_waiting = self.room.policy.num_waiting(model)
-        wait_s = self._placer.expected_wait_s(model, num_waiting, now)
+
+        def wait_s() -> float | None:
+            return self._placer.expected_wait_s(model, self.room.policy.num_waiting(model), now)
+
         return queue_full(request.acquire, self.room.policy, self.rules, wait_s)
 
     def _unservable(self, model: str) -> ServeError | None:

@@ -1,0 +1,105 @@
+"""How many requests a second the scheduler's core admits and places, on one core, by length of the queue.
+
+Run: `python -m bench.scheduler [--seconds 2] [--waiting 0 1000 50000] [--workers 8]`. Nothing but the pure
+core runs: no gRPC, no clock inside. Each decision is one Acquire, one Report and one `place`, while the given
+number of requests waits.
+"""
+
+import argparse
+import itertools
+import time
+
+from scheduler.core.credits import Report, WorkerHello
+from scheduler.core.fifo import FifoPolicy
+from scheduler.core.outputs import Placed
+from scheduler.core.request import Acquire
+from scheduler.core.rules import Rules
+from scheduler.core.state import SchedulerCore
+from services.domain.capacity import Capacity
+from services.domain.generation import Band, Limits, RequestClass
+from services.domain.ids import Epoch, GatewayId, Namespace, RequestId, RequestKey, TenantId, WorkerId
+
+GATEWAY = GatewayId("gateway-0")
+BANDS = tuple(Band)
+
+
+def acquire(number: int) -> Acquire:
+    """Return request `number`: bands in turn, every one with a deadline."""
+    return Acquire(
+        key=RequestKey(RequestId(f"r{number}"), 1),
+        tenant=TenantId(f"t{number % 50}"),
+        band=BANDS[number % len(BANDS)],
+        request_class=RequestClass.SHORT,
+        model="m",
+        num_prompt_tokens=200,
+        max_output_tokens=100,
+        limits=Limits(total_s=3600.0),
+    )
+
+
+def fleet(core: SchedulerCore, num_workers: int) -> list[WorkerId]:
+    """Connect workers whose pools are never full."""
+    names = [WorkerId(f"worker-{i}") for i in range(num_workers)]
+    for name in names:
+        hello = WorkerHello(
+            worker=name,
+            epoch=Epoch(1),
+            address="127.0.0.1:1",
+            model="m",
+            revision="r",
+            namespace=Namespace("n"),
+            capacity=Capacity(max_context_tokens=4096, total_pages=100_000, page_size=16, max_sequences=256),
+            max_step_tokens=8192,
+        )
+        core.worker_connected(hello, 0.0)
+    return names
+
+
+def measure(num_waiting: int, num_workers: int, seconds: float) -> float:
+    """Return decisions per second with `num_waiting` requests in the queue all the time."""
+    rules = Rules(max_waiting=10**9, max_waiting_tokens=10**12)
+    core = SchedulerCore(rules, FifoPolicy(), 0.0)
+    names = fleet(core, num_workers)
+    for number in range(num_waiting):
+        core.acquire(GATEWAY, acquire(number), 0.0)
+    core.place(0.0)
+    began, count, last = time.perf_counter(), 0, {name: RequestKey(RequestId(""), 1) for name in names}
+    for number, name in zip(itertools.count(num_waiting), itertools.cycle(names), strict=False):
+        now = time.perf_counter() - began
+        if now >= seconds:
+            return count / now
+        core.acquire(GATEWAY, acquire(number), now)
+        view = core.fleet.workers[name]
+        started = tuple(view.outstanding)
+        report = Report(
+            seq=view.report.seq + 1,
+            placements_seen=view.placed,
+            granted=view.placed + 1,
+            startable_pages=100_000,
+            free_pages=100_000,
+            reclaimable_pages=0,
+            running=8,
+            started=started,
+            ended=(last[name],),
+        )
+        last[name] = started[-1] if started else last[name]
+        core.report(name, report, now)
+        count += sum(isinstance(output, Placed) for output in core.place(now))
+    raise AssertionError("count() has no end")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of each measurement")
+    parser.add_argument("--waiting", type=int, nargs="+", default=[0, 1000, 50_000], help="queue lengths")
+    parser.add_argument("--workers", type=int, default=8)
+    arguments = parser.parse_args()
+    print(f"{'waiting':>8}  {'placed/s':>9}")
+    for num_waiting in arguments.waiting:
+        print(
+            f"{num_waiting:8d}  {measure(num_waiting, arguments.workers, arguments.seconds):9.0f}", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""What holds for every run of a simulated fleet: credits, one answer each, order, progress, nothing left."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.domain.generation import Band, Limits
+from services.domain.ids import WorkerId
+from tests.unit.scheduler.builders import acquire
+from tests.unit.scheduler.simulation import World, last_attempts
+
+SEEDS = st.integers(0, 2**32 - 1)
+POOLS = st.lists(st.integers(4, 80), min_size=1, max_size=4)
+
+
+def storm(world: World, num_requests: int, *, deaths: bool) -> None:
+    """Requests of all sizes and bands arrive; some leave, run out of time, or lose gateway or worker."""
+    draw = world.random
+    for i in range(num_requests):
+        gateway = f"gateway-{draw.randrange(3)}"
+        limits = Limits(queue_s=draw.uniform(0.05, 2.0)) if draw.random() < 0.1 else Limits()
+        asked = acquire(
+            f"r{i}",
+            tokens=draw.choice([1, 16, 40, 100, 400, 1200]),
+            output=draw.choice([4, 60]),
+            band=draw.choice(list(Band)),
+            limits=limits,
+            n=draw.choice([1, 1, 1, 4]),
+        )
+        world.ask(gateway, asked)
+        if draw.random() < 0.1 and asked.key not in world.answers:
+            world.abandon(asked.key)
+        if deaths and draw.random() < 0.03:
+            world.kill_gateway(gateway)
+        if deaths and draw.random() < 0.03:
+            world.kill_worker(WorkerId(f"worker-{draw.randrange(4)}"))
+        if draw.random() < 0.7:
+            world.run_until(world.now + draw.expovariate(20.0))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=SEEDS, pools=POOLS, deaths=st.booleans())
+def test_every_request_is_answered_once_and_nothing_is_left(
+    seed: int, pools: list[int], deaths: bool
+) -> None:
+    world = World(seed, pools)
+    storm(world, 60, deaths=deaths)
+    world.run_until(world.now + 300.0)
+    for key in world.asked:
+        assert world.answers[key] <= 1, "answered twice"
+    for key in last_attempts(world).values():
+        assert world.answers[key] == 1 or key in world.forsaken, "never answered"
+    core = world.core
+    assert len(core.room) == len(core.live) == core.room.num_tokens == 0
+    for worker in core.fleet.workers.values():
+        assert (worker.outstanding, worker.outstanding_tokens) == ({}, 0)
+        assert worker.startable_pages == world.workers[worker.hello.worker].capacity.total_pages
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=SEEDS, pools=POOLS)
+def test_equal_requests_of_a_band_are_placed_in_their_order(seed: int, pools: list[int]) -> None:
+    world = World(seed, pools)
+    storm(world, 60, deaths=False)
+    world.run_until(world.now + 300.0)
+    order = {key: i for i, key in enumerate(world.placed)}
+    last: dict[tuple[object, ...], int] = {}
+    for key, (_, asked, _) in world.asked.items():
+        if key in order:
+            shape = asked.band, asked.num_prompt_tokens, asked.max_output_tokens, asked.num_choices
+            assert order[key] > last.get(shape, -1)
+            last[shape] = order[key]
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=SEEDS, max_bypasses=st.integers(0, 10))
+def test_no_head_is_passed_more_often_than_allowed(seed: int, max_bypasses: int) -> None:
+    world = World(seed, [80], max_bypasses=max_bypasses)
+    for i in range(8):
+        world.ask("gateway-0", acquire(f"big{i}", tokens=1200, output=20))
+    for i in range(80):
+        world.ask("gateway-0", acquire(f"small{i}", tokens=16, output=40))
+        world.run_until(world.now + 0.03)
+        for request in world.core.room.policy.candidates("m"):
+            assert request.bypassed <= max_bypasses
+    world.run_until(world.now + 120.0)
+    assert len(world.core.room) == 0
+
+
+def test_strict_bands_hold_under_overload() -> None:
+    world = World(7, [40])
+    for i in range(300):
+        world.ask("gateway-0", acquire(f"b{i}", band=Band.BATCH, output=8))
+    world.run_until(1.0)
+    world.ask("gateway-0", acquire("urgent", band=Band.INTERACTIVE, output=8))
+    before = len(world.placed)
+    world.run_until(2.0)
+    names = [key.request_id for key in world.placed[before:]]
+    assert names[0] == "urgent"
