@@ -291,7 +291,8 @@ def _line(setting: Setting, measured: Measured) -> str:
     window = "-" if setting.policy == "static" else f"{setting.window_s * 1000:.0f}ms"
     return (
         f"{setting.prefill_tokens_per_s:>8.0f}{setting.decode_sequence_s * 1000:>6.1f}ms"
-        f"{setting.batch_size:>6}{window:>8}  {setting.policy:<11}{measured.output_tokens_per_s:>8.0f}{measured.mean_batch:>6.1f}"
+        f"{setting.batch_size:>6}{window:>8}  {setting.policy:<11}"
+        f"{measured.output_tokens_per_s:>8.0f}{measured.mean_batch:>6.1f}"
         f"{measured.queue_p50_s:>9.2f}{measured.queue_p99_s:>9.2f}{measured.ttft_p50_s:>8.2f}"
         f"{measured.ttft_p99_s:>8.2f}{measured.end_p50_s:>8.2f}"
     )

@@ -22,7 +22,10 @@ def build_batch(plan: StepPlan) -> Batch:
     page_table = np.zeros((num_rows, max(len(row.sequence.pages) for row in rows)), np.int32)
     for i, row in enumerate(rows):
         sequence = row.sequence
-        ids.extend(sequence.ids(row.start, row.num_tokens))
+        if row.is_decode:
+            ids.append(sequence.output_ids[-1])
+        else:
+            ids.extend(sequence.ids(row.start, row.num_tokens))
         page_table[i, : len(sequence.pages)] = sequence.pages
     # Position = index in `ids` - where the sequence begins there + where it begins in the sequence.
     positions = np.arange(num_tokens, dtype=np.int32) + np.repeat(starts - query_start[:-1], counts)

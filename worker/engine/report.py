@@ -77,16 +77,10 @@ class StepReport:
     ) -> None:
         """Add the token that a sequence has just been given (already among its output ids)."""
         request = sequence.request
-        self._tokens.append(
-            TokensOut(
-                request.handle,
-                sequence.choice,
-                len(sequence.output_ids) - 1,
-                (token_id,),
-                None if logprob is None else (logprob,),
-                None if top is None else (top,),
-            )
-        )
+        position = len(sequence.output_ids) - 1
+        logprobs = None if logprob is None else (logprob,)
+        tops = None if top is None else (top,)
+        self._tokens.append(TokensOut(request.handle, sequence.choice, position, (token_id,), logprobs, tops))
         self._use_of(request.tenant).output_tokens += 1
 
     def repeat(self, sequence: Sequence, first_position: int) -> None:

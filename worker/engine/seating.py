@@ -53,9 +53,12 @@ class Seating:
     def headroom(self, starting: Sequence | None = None) -> int:
         """Return the pages to leave for the growth of the running sequences and of one that starts."""
         pages = 0
+        most = self._config.headroom_pages
         for sequence in self.seated:
-            if sequence is not starting and sequence.is_started and not sequence.reserved:
-                pages += min(self._config.headroom_pages, sequence.max_pages - len(sequence.pages))
+            # One without pages has not started; one that holds its worst case has nothing left to grow.
+            if sequence.pages and sequence is not starting:
+                left = sequence.max_pages - len(sequence.pages)
+                pages += left if left < most else most
         if starting is not None and not self._must_reserve(starting):
             room = starting.max_pages - pages_for(starting.num_tokens, BLOCK_SIZE)
             pages += min(self._config.headroom_pages, room)
@@ -154,8 +157,6 @@ class Seating:
         if sequence.request.cache_opt_out:
             return
         num_full = sequence.num_computed // BLOCK_SIZE
-        if num_full == sequence.num_published:
-            return
         hashes = sequence.hashes(num_full)
         for depth in range(sequence.num_published, num_full):
             parent = hashes[depth - 1] if depth else None

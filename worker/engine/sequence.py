@@ -45,6 +45,7 @@ class Sequence:
         "high_water",
         "leading",
         "logprobs",
+        "max_pages",
         "may_wait_for_prefix",
         "num_computed",
         "num_found",
@@ -79,6 +80,8 @@ class Sequence:
         """Leading blocks that the pool knows by name."""
         # An array, because a step's page table is copied from it; typed as what it holds.
         self.pages = cast(MutableSequence[PageId], array("i"))
+        self.max_pages = pages_for(len(self.prompt_ids) + request.stop.max_output_tokens - 1, BLOCK_SIZE)
+        """Pages of the worst case: the KV of the last output token is never written."""
         self.reserved = False
         """Holds its worst case: needs no further page and is no victim."""
         self.preemptions = 0
@@ -107,11 +110,6 @@ class Sequence:
     def is_started(self) -> bool:
         """Holds pages and may be in the next step."""
         return self.state is SequenceState.DECODE or self.state is SequenceState.PREFILL
-
-    @property
-    def max_pages(self) -> int:
-        """Pages of the worst case: the KV of the last output token is never written."""
-        return pages_for(len(self.prompt_ids) + self.request.stop.max_output_tokens - 1, BLOCK_SIZE)
 
     def ids(self, start: int, num_tokens: int) -> SequenceOf[int]:
         """Return `num_tokens` of prompt and output from position `start`."""

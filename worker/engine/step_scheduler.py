@@ -200,7 +200,8 @@ class StepScheduler:
             fresh = min(end, len(seq.prompt_ids)) - max(start, seq.high_water)
             self._report.prompt_computed(request.tenant, fresh)
         seq.high_water = max(seq.high_water, end)
-        self._seating.publish(seq)
+        if end // BLOCK_SIZE > seq.num_published:
+            self._seating.publish(seq)
 
     def _take_token(self, seq: Sequence, token_id: int, index: int, result: StepResult, now: float) -> None:
         if seq.state is SequenceState.PREFILL:

@@ -23,6 +23,8 @@ from worker.engine.batch_builder import build_batch
 from worker.engine.commands import Cancel, Drain, FinishChoice, SetRanks, SetSlices, SnapshotKv
 from worker.engine.kv_events import Removed, Stored
 from worker.engine.outputs import Preempted
+from worker.engine.prefix_wait import PrefixLeaders
+from worker.engine.request import Request
 
 
 def tokens_alone(*args: object, **kwargs: object) -> list[int]:
@@ -165,6 +167,24 @@ def test_whoever_waits_for_a_prefix_goes_on_when_its_leader_dies() -> None:
     engine.run()
     assert engine.tokens[2, 0] == engine.tokens[3, 0] == tokens_alone(prompt(100))
     engine.assert_idle()
+
+
+def test_nobody_waits_for_a_leader_that_does_not_move() -> None:
+    leader, waiter = (Request(submit(i, prompt(100)), arrival=i, now=0.0).sequences[0] for i in (1, 2))
+    leaders = PrefixLeaders(max_wait_steps=3)
+    blocks = leader.hashes(6)
+    leaders.lead(leader, blocks)
+    assert not leaders.should_wait(leader, blocks[0], step=1)
+    assert [leaders.should_wait(waiter, blocks[0], step) for step in (1, 2, 4)] == [True] * 3
+    leader.num_computed = 32
+    assert [leaders.should_wait(waiter, blocks[2], step) for step in (5, 8, 9, 10)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    leaders.resign(leader)
+    assert len(leaders) == 0
 
 
 def test_siblings_share_their_prompt_and_differ_in_their_draws() -> None:
@@ -702,7 +722,10 @@ def test_no_grant_while_a_preempted_request_waits() -> None:
 
 
 @pytest.mark.failure("B020")
+@pytest.mark.failure("B023")
 @pytest.mark.failure("B029")
+@pytest.mark.failure("B041")
+@pytest.mark.failure("B160")
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_any_mix_of_requests_ends_and_gives_the_right_tokens(seed: int) -> None:
