@@ -98,25 +98,27 @@ class Worker:
         probes = Probes(
             config.probe_port, is_ready=lambda: self._health.serving, metrics=self._metrics, host=config.host
         )
-        async with probes:
-            await self._server.start()
-            loaded = await self._load()
-            if loaded is None:
-                return
-            parts = await self._wire(loaded)
-            self._connect(parts)
-            self._health.set_serving()
-            self.serving.set()
-            _log.info(
-                "serving", address=self._address(), epoch=self._lifecycle.epoch, model=config.model_name
-            )
-            try:
-                await self._until_stopped(parts)
-            finally:
-                parts.servicer.gateways.drop_all("stopping")
-                await self._server.stop(LAST_WORD_S)
-            await parts.engine.stop(LAST_WORD_S)
-            loaded.executor.close()
+        await self._server.start()
+        try:
+            async with probes:
+                loaded = await self._load()
+                if loaded is not None:
+                    await self._serve(loaded)
+        finally:
+            await self._server.stop(LAST_WORD_S)
+
+    async def _serve(self, loaded: Loaded) -> None:
+        parts = await self._wire(loaded)
+        self._connect(parts)
+        self._health.set_serving()
+        self.serving.set()
+        _log.info("serving", address=self._address(), model=self._config.model_name)
+        try:
+            await self._until_stopped(parts)
+        finally:
+            parts.servicer.gateways.drop_all("stopping")
+        await parts.engine.stop(LAST_WORD_S)
+        loaded.executor.close()
 
     async def _load(self) -> Loaded | None:
         """Load the model unless told to stop meanwhile."""

@@ -70,9 +70,7 @@ async def running_worker(
         executor.allocate(num_pages)
         return Loaded(executor, PoolSize(num_pages, "given"), CONTEXT_TOKENS)
 
-    settings = WorkerConfig(
-        model="sim", executor=ExecutorKind.SIM, port=0, probe_port=0, drain_limit_s=30.0, **config
-    )
+    settings = WorkerConfig(model="sim", executor=ExecutorKind.SIM, port=0, probe_port=0, **config)
     async with asyncio.TaskGroup() as group:
         lifecycle = Lifecycle("worker-0", group)
         worker = Worker(settings, lifecycle, load)
