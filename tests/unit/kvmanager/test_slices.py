@@ -78,6 +78,21 @@ def test_pages_still_held_are_not_given_away() -> None:
     assert (limit(book, A), limit(book, B)) == (75, 25)
 
 
+def test_who_is_over_its_smaller_slice_keeps_the_others_small_until_it_drained() -> None:
+    book = two_workers()
+    book.report(A, {T: 50}, frozenset({T}))
+    book.rebalance(10.0)
+    book.rebalance(10.0 + SETTLE_S)
+    book.report(A, {T: 75}, frozenset({T}))
+    book.report(B, {T: 25}, frozenset({T}))
+    book.rebalance(20.0)
+    book.rebalance(20.0 + SETTLE_S)
+    assert (limit(book, A), limit(book, B), book.in_force(T)) == (50, 25, 100)
+    book.report(A, {T: 50}, frozenset({T}))
+    book.rebalance(25.0 + SETTLE_S)
+    assert (limit(book, A), limit(book, B), book.in_force(T)) == (50, 50, 100)
+
+
 def test_a_worker_that_comes_late_gets_its_share() -> None:
     book = SliceBook({T: 100})
     book.add_worker(A, 1000, 0.0, same_boot=False)
