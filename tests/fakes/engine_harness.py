@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from services.domain.generation import Band, FinishReason, Limits, SamplingParams, StopParams
 from services.domain.ids import RequestId, RequestKey, TenantId
 from tests.fakes.kv_checking_executor import KvCheckingExecutor
+from worker.engine.batch import SampleRow
 from worker.engine.batch_builder import build_batch
 from worker.engine.commands import Submit
 from worker.engine.config import EngineConfig
@@ -155,3 +156,22 @@ class EngineHarness:
         assert self.last is not None
         assert self.last.stats.waiting == self.last.stats.running == 0
         self.scheduler.pool.check()
+
+
+def tokens_alone(*args: object, **kwargs: object) -> list[int]:
+    """What the request gives with nothing else on a fresh engine."""
+    engine = EngineHarness(engine_config(num_pages=256))
+    engine.post(submit(1, *args, **kwargs))  # type: ignore[arg-type]
+    engine.run()
+    return engine.tokens[1, 0]
+
+
+def drawn(executor: KvCheckingExecutor, ids: list[int], choice: int, count: int) -> list[int]:
+    """Draw a choice's tokens one by one, without any engine."""
+    output: list[int] = []
+    for position in range(count):
+        row = SampleRow(
+            params=SamplingParams(), choice=choice, position=position, prompt_ids=ids, output_ids=output
+        )
+        output.append(int(executor.sim.draw([row]).token_ids[0]))
+    return output
