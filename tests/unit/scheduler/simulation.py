@@ -76,6 +76,7 @@ class World:
         self.asked: dict[RequestKey, tuple[GatewayId, Acquire, float]] = {}
         self.answers: Counter[RequestKey] = Counter()
         self.placed: list[RequestKey] = []
+        self.placed_at: dict[RequestKey, float] = {}
         self.forsaken: set[RequestKey] = set()
         """Keys that nobody waits for any more."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -171,6 +172,7 @@ class World:
         worker.highest = output.seq
         self.answers[key] += 1
         self.placed.append(key)
+        self.placed_at[key] = self.now
         self.later(SUBMIT_WITHIN_S, lambda: self._lose(worker, output.seq))
         fate = self.random.random()
         if fate < 0.9:

@@ -1,0 +1,93 @@
+"""The scheduler as a process: it is stopped and woken, killed, told to end."""
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from services.chassis.grpc import create_channel
+from tests.conftest import free_port
+from tests.fakes.scheduler_peers import FakeGateway, FakeWorker, pb_acquire
+
+
+@dataclass
+class Process:
+    """A scheduler process that serves on `port`."""
+
+    process: asyncio.subprocess.Process
+    port: int
+
+
+@asynccontextmanager
+async def scheduler_process(port: int) -> AsyncIterator[Process]:
+    command = [sys.executable, "-m", "scheduler", "--port", str(port), "--probe-port", "0"]
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(30):
+            while json.loads(await process.stderr.readline())["event"] != "serving":
+                pass
+        drain = asyncio.create_task(process.stderr.read())
+        yield Process(process, port)
+        if process.returncode is None:
+            process.kill()
+        await drain
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_a_signal_ends_it_at_once_and_its_streams_with_it() -> None:
+    async with scheduler_process(free_port()) as one, create_channel(f"127.0.0.1:{one.port}") as channel:
+        gateway = await FakeGateway(channel).connect([pb_acquire("a")])
+        await gateway.until(lambda g: bool(g.heard["queued"]))
+        one.process.send_signal(signal.SIGTERM)
+        await gateway.ended()
+        async with asyncio.timeout(5):
+            assert await one.process.wait() == 0
+
+
+@pytest.mark.slow
+async def test_killed_with_200_waiting_each_is_placed_once_by_the_next() -> None:
+    port = free_port()
+    async with scheduler_process(port) as one, create_channel(f"127.0.0.1:{port}") as channel:
+        gateway = await FakeGateway(channel).connect()
+        await FakeWorker(channel).connect()
+        for i in range(200):
+            gateway.acquire(pb_acquire(f"r{i}", tokens=16))
+        await gateway.until(lambda g: len(g.heard["queued"]) == 200)
+        one.process.kill()
+        await gateway.ended()
+    async with scheduler_process(port), create_channel(f"127.0.0.1:{port}") as channel:
+        waiting = [pb_acquire(f"r{i}", tokens=16, waited_ms=2000 - i) for i in range(200)]
+        back = await FakeGateway(channel).connect(waiting)
+        worker = FakeWorker(channel)
+        worker.auto = True
+        await worker.connect(granted=1)
+        await back.until(lambda g: len(g.heard["placement"]) == 200)
+        assert [p.key.request_id for p in back.heard["placement"]] == [f"r{i}" for i in range(200)]
+        assert back.heard["welcome"][0].term > gateway.heard["welcome"][0].term
+
+
+@pytest.mark.slow
+async def test_stopped_and_woken_it_drops_what_it_held_and_begins_a_new_term() -> None:
+    port = free_port()
+    async with scheduler_process(port) as one, create_channel(f"127.0.0.1:{port}") as channel:
+        gateway = await FakeGateway(channel).connect([pb_acquire("a")])
+        worker = await FakeWorker(channel).connect()
+        await gateway.until(lambda g: bool(g.heard["queued"]))
+        one.process.send_signal(signal.SIGSTOP)
+        time.sleep(5)  # noqa: ASYNC251  The peers are stopped with it, so that only its own clock can tell.
+        one.process.send_signal(signal.SIGCONT)
+        await asyncio.gather(gateway.ended(), worker.ended())
+        back = await FakeGateway(channel).connect([pb_acquire("a", waited_ms=6000)])
+        await FakeWorker(channel).connect(granted=1)
+        await back.until(lambda g: bool(g.heard["placement"]))
+        assert back.heard["placement"][0].term > gateway.heard["welcome"][0].term
