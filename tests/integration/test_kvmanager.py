@@ -6,153 +6,30 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from kvmanager.__main__ import restore
-from kvmanager.core.eviction_policy import EvictionPolicy
-from kvmanager.manager import Manager
-from kvmanager.metrics import IndexMetrics
-from kvmanager.service import KvManagerService
 from kvmanager.stores.redis import RedisIndexCopy
 from protos.kvmanager.v1 import kvmanager_pb2 as pb
 from protos.kvmanager.v1 import kvmanager_pb2_grpc
 from protos.types.v1 import types_pb2
-from services.chassis.errors import ErrorInterceptor, from_rpc_error
-from services.chassis.grpc import bind, create_channel, create_server
+from services.chassis.errors import from_rpc_error
+from services.chassis.grpc import create_channel
 from services.chassis.lifecycle import epoch
-from services.chassis.metrics import Metrics
 from services.chassis.redis import connect
-from services.chassis.stream import Outbox
 from services.domain.block_hash import hash_blocks
 from services.domain.capacity import Capacity
 from services.domain.errors import InvalidField, StaleAttempt
-from services.domain.ids import PROTOCOL_VERSION, BlockHash, Epoch, Namespace, TenantId, WorkerId
-from services.rpc.convert import peer_to_pb
+from services.domain.ids import BlockHash, Namespace, TenantId, WorkerId
 from services.rpc.worker_facts import WorkerFacts
 from services.rpc.worker_kvmanager_link import WorkerKvManagerLink
+from tests.fakes.kv_peers import RawWorker, Served, serving, wait_for_blocks
 from tests.fakes.valkey import Valkey, eventually
 
 BLOCKS = hash_blocks(range(16 * 64), salt=b"t")
-TICK_S = 0.1
-
-
-class Served:
-    """A kvmanager on a real port inside the test's process."""
-
-    def __init__(self, manager: Manager, channel: grpc.aio.Channel) -> None:
-        self.manager = manager
-        self.channel = channel
-        self.stub = kvmanager_pb2_grpc.KvManagerServiceStub(channel)
-
-    async def status(self) -> pb.GetStatusResponse:
-        response: pb.GetStatusResponse = await self.stub.GetStatus(pb.GetStatusRequest())
-        return response
-
-    async def ask(self, hashes: Sequence[BlockHash], num_queries: int = 1) -> list[pb.MatchAnswer]:
-        """Ask several times on one stream, each time for one block more; return the answers as they came."""
-        outbox: Outbox[pb.MatchRequest] = Outbox()
-        outbox.put_nowait(pb.MatchRequest(hello=peer_to_pb("scheduler", Epoch(1), "test")))
-        for number in range(num_queries):
-            asked = hashes[: len(hashes) - num_queries + 1 + number]
-            query = pb.MatchQuery(id=number, hashes=b"".join(asked), tenant="t")
-            outbox.put_nowait(pb.MatchRequest(query=query))
-        call = self.stub.Match(outbox)
-        answers: list[pb.MatchAnswer] = []
-        async for message in call:
-            if message.WhichOneof("message") == "answer":
-                answers.append(message.answer)
-            if len(answers) == num_queries:
-                break
-        call.cancel()
-        return answers
-
-
-@asynccontextmanager
-async def serving(redis_url: str | None = None) -> AsyncIterator[Served]:
-    store = None if redis_url is None else connect(redis_url)
-    copy = None if store is None else RedisIndexCopy(store)
-    manager = Manager(
-        caps={TenantId("t"): 100}, policy=EvictionPolicy(), metrics=IndexMetrics(Metrics()), copy=copy
-    )
-    boot = epoch()
-    service = KvManagerService(manager, "kvmanager", lambda: boot, "test")
-    server = create_server(interceptors=[ErrorInterceptor()])
-    kvmanager_pb2_grpc.add_KvManagerServiceServicer_to_server(service, server)
-    port = bind(server, "127.0.0.1:0")
-    if copy is not None:
-        await restore(manager, copy)
-    await server.start()
-    channel = create_channel(f"127.0.0.1:{port}")
-    work = [asyncio.create_task(_tick(manager))]
-    if manager.writer is not None:
-        work.append(asyncio.create_task(manager.writer.run()))
-    try:
-        yield Served(manager, channel)
-    finally:
-        for task in work:
-            task.cancel()
-        await channel.close()
-        await server.stop(0)
-        if store is not None:
-            await store.close()
-
-
-async def _tick(manager: Manager) -> None:
-    while True:
-        manager.tick(time.monotonic())
-        await asyncio.sleep(TICK_S)
-
-
-class RawWorker:
-    """A worker's side of the stream that sends only what a test says, snapshots included."""
-
-    def __init__(
-        self,
-        stub: kvmanager_pb2_grpc.KvManagerServiceStub,
-        name: str = "worker-0",
-        boot: int = 5,
-        version: int = PROTOCOL_VERSION,
-    ) -> None:
-        self.outbox: Outbox[pb.ConnectWorkerRequest] = Outbox()
-        peer = types_pb2.Peer(name=name, epoch=boot, protocol_version=version, build="test")
-        hello = pb.WorkerHello(peer=peer, namespace="n", total_pages=1000, page_size=16)
-        self.outbox.put_nowait(pb.ConnectWorkerRequest(hello=hello))
-        self.call = stub.ConnectWorker(self.outbox)
-
-    async def receive(self, kind: str) -> pb.ConnectWorkerResponse:
-        """Return the next message of a kind."""
-        while True:
-            message: pb.ConnectWorkerResponse = await asyncio.wait_for(self.call.read(), 10)
-            assert message is not grpc.aio.EOF, "the stream ended"
-            if message.WhichOneof("message") == kind:
-                return message
-
-    def snapshot(self, seq: int, blocks: Sequence[BlockHash]) -> None:
-        part = pb.Snapshot(seq=seq, hashes=b"".join(blocks), first=True)
-        self.outbox.put_nowait(pb.ConnectWorkerRequest(snapshot=part))
-
-    def events(self, seq: int, stored: Sequence[BlockHash] = (), raw: bytes = b"") -> None:
-        events = pb.Events(seq=seq, stored=b"".join(stored) + raw)
-        self.outbox.put_nowait(pb.ConnectWorkerRequest(events=events))
-
-    def heartbeat(self) -> None:
-        self.outbox.put_nowait(pb.ConnectWorkerRequest(heartbeat=types_pb2.Heartbeat()))
-
-    async def leave(self) -> None:
-        self.outbox.close()
-        self.call.cancel()
-
-
-async def wait_for_blocks(served: Served, num_blocks: int) -> None:
-    async def holds() -> bool:
-        return [one.blocks for one in (await served.status()).workers] == [num_blocks]
-
-    await eventually(holds)
 
 
 async def test_what_a_worker_tells_is_what_a_scheduler_hears() -> None:

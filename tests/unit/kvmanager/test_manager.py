@@ -1,91 +1,19 @@
 """The manager in virtual time: workers that come, go, lose messages and wake up."""
 
-import random
-from collections.abc import Mapping
-
 import pytest
 
 from kvmanager.core.eviction_policy import EvictionPolicy
 from kvmanager.core.index_copy import CopiedWorker
 from kvmanager.core.prefix_index import WorkerKey
-from kvmanager.manager import COPY_GRACE_S, DROP_AFTER_S, Manager
-from kvmanager.messages import Answer, CacheChange, Query, SnapshotPart
-from kvmanager.metrics import IndexMetrics
-from kvmanager.stores.memory import MemoryIndexCopy
-from services.chassis.metrics import Metrics
+from kvmanager.manager import COPY_GRACE_S, DROP_AFTER_S
 from services.domain.block_hash import hash_blocks
 from services.domain.errors import StaleAttempt
-from services.domain.ids import BlockHash, Epoch, Namespace, TenantId, WorkerId
+from services.domain.ids import Epoch, Namespace
 from services.domain.miss_reason import MissReason
+from tests.fakes.kv_fleet import TICK_S, W0, W1, Fleet, T
 
-T = TenantId("t")
-W0, W1 = WorkerId("worker-0"), WorkerId("worker-1")
 BLOCKS = hash_blocks(range(16 * 200), salt=b"t")
 A, B, C = BLOCKS[:3]
-TICK_S = 0.5
-
-
-class FakeLink:
-    """Keeps what was pushed to a worker."""
-
-    def __init__(self) -> None:
-        self.slices: list[Mapping[TenantId, int]] = []
-        self.policies: list[EvictionPolicy] = []
-        self.num_asked = 0
-        self.closed = False
-
-    def push_slices(self, version: int, max_pages: Mapping[TenantId, int]) -> None:
-        self.slices.append(max_pages)
-
-    def push_policy(self, policy: EvictionPolicy) -> None:
-        self.policies.append(policy)
-
-    def ask_snapshot(self) -> None:
-        self.num_asked += 1
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class Fleet:
-    """A manager, its clock and its metrics."""
-
-    def __init__(
-        self, caps: Mapping[TenantId, int] | None = None, copy: MemoryIndexCopy | None = None
-    ) -> None:
-        self.metrics = Metrics()
-        self.manager = Manager(
-            caps=caps or {}, policy=EvictionPolicy(), metrics=IndexMetrics(self.metrics), copy=copy
-        )
-        self.now = 100.0
-
-    def connect(self, worker: WorkerId = W0, epoch: int = 1, namespace: str = "n") -> FakeLink:
-        link = FakeLink()
-        self.manager.connect(WorkerKey(worker, Epoch(epoch), Namespace(namespace)), 1000, link, self.now)
-        return link
-
-    def snapshot(self, link: FakeLink, *blocks: BlockHash, seq: int = 0, worker: WorkerId = W0) -> None:
-        part = SnapshotPart(seq=seq, blocks=blocks, first=True, more=False)
-        self.manager.on_snapshot(worker, link, part, self.now)
-
-    def change(self, link: FakeLink, seq: int, *, worker: WorkerId = W0, **changes: object) -> None:
-        change = CacheChange(seq=seq, **{"tenant_pages": {}, **changes})  # type: ignore[arg-type]
-        self.manager.on_change(worker, link, change, self.now)
-
-    def ask(self, *hashes: BlockHash, tenant: TenantId = T) -> Answer:
-        return self.manager.match(Query(hashes=hashes, tenant=tenant))
-
-    def pass_time(self, seconds: float, *alive: tuple[WorkerId, FakeLink]) -> None:
-        """Let time pass, with a tick each half second and a heartbeat of who is alive."""
-        until = self.now + seconds
-        while self.now < until:
-            self.now += TICK_S
-            for worker, link in alive:
-                self.manager.on_heartbeat(worker, link, self.now)
-            self.manager.tick(self.now)
-
-    def metric(self, name: str, **labels: str) -> float | None:
-        return self.metrics.registry.get_sample_value(name, labels)
 
 
 def test_events_and_snapshots_make_hits() -> None:
@@ -133,95 +61,6 @@ def test_one_unreadable_message_stops_nothing() -> None:
     assert link.num_asked == 1
     fleet.change(link, 2, stored=[B])
     assert fleet.ask(A, B).num_cached == 2
-
-
-@pytest.mark.failure("B155")
-@pytest.mark.parametrize("seed", range(8))
-async def test_after_loss_doubling_swaps_and_a_cut_the_index_equals_the_truth(seed: int) -> None:
-    draw = random.Random(seed)
-    copy = MemoryIndexCopy()
-    fleet = Fleet(copy=copy)
-    worker = FuzzedWorker(fleet, draw)
-    worker.connect()
-    for step in range(1_500):
-        if step == 500:
-            fleet.manager.disconnect(W0, worker.link, fleet.now)
-        if step == 1_000:  # 10 s later.
-            worker.connect()
-        fleet.now += 0.02
-        worker.work(connected=not 500 <= step < 1_000)
-        if step % 25 == 0:
-            fleet.manager.tick(fleet.now)
-    worker.faulty = False
-    for _ in range(150):
-        fleet.now += 0.02
-        worker.work(connected=True)
-    assert fleet.manager.index.blocks_of(W0) == worker.truth
-    assert (fleet.metric("quire_prefix_index_gaps_total") or 0) > 5
-    assert fleet.manager.writer is not None
-    assert await fleet.manager.writer.flush()
-    assert [copied.blocks for copied in await copy.load()] == [worker.truth]
-
-
-class FuzzedWorker:
-    """Changes its cache for ever and tells of it over a bad line; answers when asked for a snapshot."""
-
-    def __init__(self, fleet: Fleet, draw: random.Random) -> None:
-        self.truth: set[BlockHash] = set()
-        self.faulty = True
-        self.link = FakeLink()
-        self._fleet = fleet
-        self._draw = draw
-        self._seq = 0
-        self._ring: list[CacheChange] = []
-        self._held_back: CacheChange | None = None
-        self._num_answered = 0
-
-    def connect(self) -> None:
-        self.link = self._fleet.connect()
-        self._num_answered = 0
-        for change in self._ring[-100:]:
-            self._send(change)
-
-    def work(self, *, connected: bool) -> None:
-        stored = set(self._draw.sample(BLOCKS, 3))
-        removed = (
-            set(self._draw.sample(sorted(self.truth), min(len(self.truth), self._draw.randrange(4)))) - stored
-        )
-        self.truth = (self.truth - removed) | stored
-        self._seq += 1
-        change = CacheChange(seq=self._seq, stored=sorted(stored), removed=sorted(removed), tenant_pages={})
-        self._ring.append(change)
-        if connected:
-            self._send(change)
-            if self.link.num_asked > self._num_answered:
-                self._num_answered = self.link.num_asked
-                self._send_snapshot()
-
-    def _send(self, change: CacheChange) -> None:
-        """Drop 5 %, double 5 %, swap 5 % with their follower."""
-        chance = self._draw.random() if self.faulty else 1.0
-        if chance < 0.05:
-            return
-        if chance < 0.10 and self._held_back is None:
-            self._held_back = change
-            return
-        for _ in range(2 if chance < 0.15 else 1):
-            self._fleet.manager.on_change(W0, self.link, change, self._fleet.now)
-        if self._held_back is not None:
-            late, self._held_back = self._held_back, None
-            self._fleet.manager.on_change(W0, self.link, late, self._fleet.now)
-
-    def _send_snapshot(self) -> None:
-        blocks = sorted(self.truth)
-        for start in range(0, max(1, len(blocks)), 64):
-            part = SnapshotPart(
-                seq=self._seq,
-                blocks=blocks[start : start + 64],
-                first=start == 0,
-                more=start + 64 < len(blocks),
-            )
-            self._fleet.manager.on_snapshot(W0, self.link, part, self._fleet.now)
 
 
 def test_a_dead_worker_is_dropped_within_4_s_and_that_is_why_its_blocks_miss() -> None:
