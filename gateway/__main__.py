@@ -40,9 +40,12 @@ from services.chassis.metrics import Metrics, sample_loop_lag
 from services.chassis.probes import Probes
 from services.chassis.redis import connect
 from services.chassis.telemetry import configure_tracing
+from services.domain.errors import Draining, ErrorDetail
 
 READY_CHECK_S = 0.1
 """Seconds between two looks at whether calls can be served."""
+CLOSE_GRACE_S = 0.5
+"""Seconds for the last statuses to reach their callers."""
 DRAIN_MARGIN_S = 2.0
 """Of the drain limit, what is kept for settling and closing."""
 
@@ -119,7 +122,8 @@ async def drain(parts: Parts, health: HealthControl, server: grpc.aio.Server, li
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             await parts.table.emptied()
-    await server.stop(grace=0.5)
+    parts.table.fail_all(lambda: Draining("the gateway shuts down", ErrorDetail(retry_after_s=1.0)))
+    await server.stop(CLOSE_GRACE_S)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_MARGIN_S / 2):
             await parts.settler.drained()

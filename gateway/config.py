@@ -191,9 +191,7 @@ def _tenants_of_file(path: str | None) -> tuple[TenantEntry, ...]:
 def _check_tenant(entry: TenantEntry) -> None:
     # The id goes into Redis keys inside a hash tag, so no brace may be in it.
     if not _TENANT_ID.fullmatch(entry.id):
-        raise ValueError(
-            "id must be 1 to 64 letters, digits, `_`, `.` or `-`, beginning with none of those marks"
-        )
+        raise ValueError("id must be 1 to 64 letters, digits, `_`, `.` or `-`, a letter or digit first")
     if entry.key is not None and len(entry.key) < 8:
         raise ValueError("key must be at least 8 characters long")
     if entry.key_hmac is not None and not _HMAC.fullmatch(entry.key_hmac):

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 
 from gateway.live import LiveRequest
 from gateway.places import Phase
-from services.domain.errors import ErrorDetail, QueueFull
+from services.domain.errors import ErrorDetail, QueueFull, ServeError
 from services.domain.ids import RequestId, TenantId
 
 
@@ -62,6 +63,11 @@ class LiveTable:
             num, age_s = levels[live.phase.value]
             levels[live.phase.value] = (num + 1, max(age_s, now - live.arrived))
         return levels
+
+    def fail_all(self, make_error: Callable[[], ServeError]) -> None:
+        """End every live request with an error of its own."""
+        for live in list(self._live.values()):
+            live.fail(make_error())
 
     async def emptied(self) -> None:
         """Wait until no request is live."""

@@ -1,0 +1,180 @@
+"""A whole gateway in the test's process, over real gRPC, between a fake scheduler and fake workers."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from gateway.core.auth import StaticTenants, Tenant, digest_key
+from gateway.generate import GenerateSettings
+from gateway.service import GatewayService
+from gateway.stores.quota import QuotaStore
+from gateway.wiring import Parts, build_parts
+from protos.gateway.v1 import gateway_pb2 as pb
+from protos.gateway.v1 import gateway_pb2_grpc
+from protos.scheduler.v1 import scheduler_pb2
+from services.chassis.errors import ErrorInterceptor
+from services.chassis.grpc import bind, create_channel, create_server
+from services.chassis.metrics import Metrics
+from services.domain.generation import Band
+from services.domain.ids import Epoch, TenantId
+from tests.fakes.byte_tokenizer import byte_model
+from tests.fakes.quota_memory import MemoryQuota
+from tests.fakes.scheduler_server import FakeScheduler
+from tests.fakes.worker_server import FakeWorker
+
+SERVER_KEY = b"server key of the rig"
+ACME = Tenant(id=TenantId("acme"), band=Band.STANDARD, max_concurrency=64, tokens_per_minute=1_000_000)
+ACME_KEY = (("authorization", "Bearer acme-key"),)
+
+
+class TaskHost:
+    """Runs background tasks in a group, under one epoch."""
+
+    def __init__(self, group: asyncio.TaskGroup) -> None:
+        self.epoch = Epoch(time.time_ns() // 1000)
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._group = group
+
+    def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> object:
+        task = self._group.create_task(work, name=name)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+
+@dataclass
+class Rig:
+    """Everything of one test."""
+
+    parts: Parts
+    scheduler: FakeScheduler
+    workers: list[FakeWorker]
+    quota: QuotaStore
+    metrics: Metrics
+    port: int
+    server: grpc.aio.Server
+    channel: grpc.aio.Channel
+
+    @property
+    def worker(self) -> FakeWorker:
+        return self.workers[0]
+
+    @property
+    def stub(self) -> gateway_pb2_grpc.GenerateServiceStub:
+        return gateway_pb2_grpc.GenerateServiceStub(self.channel)
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+    async def until(self, holds: Callable[[], object], limit_s: float = 10.0) -> None:
+        """Wait for a state."""
+        async with asyncio.timeout(limit_s):
+            while not holds():  # noqa: ASYNC110 (any state, of any object)
+                await asyncio.sleep(0.002)
+
+    async def settled(self) -> None:
+        """Wait until nothing is live and everything is settled."""
+        async with asyncio.timeout(10):
+            await self.parts.table.emptied()
+            await self.parts.settler.drained()
+
+
+@asynccontextmanager
+async def gateway_rig(
+    *,
+    num_workers: int = 1,
+    quota: QuotaStore | None = None,
+    max_live: int = 4096,
+    max_unread_tokens: int = 2048,
+    max_context_tokens: int = 2048,
+    total_pages: int = 512,
+) -> AsyncIterator[Rig]:
+    """Start everything, wait until it is ready, and take it down again."""
+    model = scheduler_pb2.ModelState(
+        name="tiny",
+        revision="r1",
+        max_context_tokens=max_context_tokens,
+        num_workers=num_workers,
+        max_pages=total_pages,
+        page_size=16,
+        max_sequences=32,
+    )
+    scheduler = FakeScheduler(model)
+    scheduler.workers = [FakeWorker(f"worker-{n}") for n in range(num_workers)]
+    for worker in scheduler.workers:
+        await worker.start()
+    await scheduler.start()
+    store = MemoryQuota(time.monotonic) if quota is None else quota
+    metrics = Metrics()
+    scheduler_channel = create_channel(f"127.0.0.1:{scheduler.port}")
+    async with asyncio.TaskGroup() as group:
+        host = TaskHost(group)
+        with ThreadPoolExecutor(2) as executor:
+            parts = build_parts(
+                host,
+                name="gateway",
+                scheduler_channel=scheduler_channel,
+                models=[byte_model()],
+                tenants=StaticTenants([ACME], {digest_key(SERVER_KEY, "acme-key"): ACME.id}),
+                server_key=SERVER_KEY,
+                quota=store,
+                executor=executor,
+                metrics=metrics,
+                max_live=max_live,
+                settings=GenerateSettings(max_unread_tokens=max_unread_tokens),
+            )
+            server = create_server(interceptors=[ErrorInterceptor()])
+            service = GatewayService(parts.generate, parts.queries, parts.auth, parts.metrics)
+            gateway_pb2_grpc.add_GenerateServiceServicer_to_server(service, server)
+            port = bind(server, "127.0.0.1:0")
+            await server.start()
+            channel = create_channel(f"127.0.0.1:{port}")
+            rig = Rig(parts, scheduler, scheduler.workers, store, metrics, port, server, channel)
+            try:
+                await rig.until(lambda: parts.is_ready)
+                yield rig
+            finally:
+                await channel.close()
+                await server.stop(0.1)
+                for task in list(host.tasks):
+                    task.cancel()
+                await scheduler.stop()
+                for worker in scheduler.workers:
+                    await worker.stop()
+                await scheduler_channel.close()
+
+
+@dataclass
+class Answer:
+    """A stream read to its end."""
+
+    messages: list[pb.GenerateResponse]
+
+    def of(self, kind: str) -> list[Any]:
+        return [getattr(m, kind) for m in self.messages if m.WhichOneof("event") == kind]
+
+    def text(self, choice: int = 0) -> str:
+        return "".join(delta.text for delta in self.of("delta") if delta.choice == choice)
+
+    @property
+    def receipt(self) -> pb.Receipt:
+        return self.of("receipt")[0]
+
+
+async def generate(rig: Rig, *, metadata: Any = None, deadline_s: float = 30, **fields: Any) -> Answer:
+    """Call Generate with a prompt `hello` unless another input is given, and read to the end."""
+    call = rig.stub.Generate(a_request(**fields), metadata=metadata, timeout=deadline_s)
+    return Answer([message async for message in call])
+
+
+def a_request(**fields: Any) -> pb.GenerateRequest:
+    """Return a request to the model `tiny`."""
+    if not {"prompt", "token_ids", "chat"} & set(fields):
+        fields["prompt"] = "hello"
+    return pb.GenerateRequest(**({"model": "tiny"} | fields))
