@@ -222,6 +222,7 @@ class Dispatcher:
             self._changed.clear()
             if timer is not None:
                 timer.cancel()
+            await asyncio.sleep(0)  # An answer that came in together with its time limit is heard first.
 
     def now(self) -> float:
         return self._clock()

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -25,8 +26,8 @@ class Process:
 
 
 @asynccontextmanager
-async def scheduler_process(port: int) -> AsyncIterator[Process]:
-    command = [sys.executable, "-m", "scheduler", "--port", str(port), "--probe-port", "0"]
+async def scheduler_process(port: int, *flags: str) -> AsyncIterator[Process]:
+    command = [sys.executable, "-m", "scheduler", "--port", str(port), "--probe-port", "0", *flags]
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     assert process.stderr is not None
     try:
@@ -44,14 +45,26 @@ async def scheduler_process(port: int) -> AsyncIterator[Process]:
         await process.wait()
 
 
-async def test_a_signal_ends_it_at_once_and_its_streams_with_it() -> None:
-    async with scheduler_process(free_port()) as one, create_channel(f"127.0.0.1:{one.port}") as channel:
-        gateway = await FakeGateway(channel).connect([pb_acquire("a")])
-        await gateway.until(lambda g: bool(g.heard["queued"]))
+async def test_a_signal_ends_it_at_once_with_its_streams_and_its_spans_written(tmp_path: Path) -> None:
+    trace = tmp_path / "spans.jsonl"
+    flags = ("--trace", f"file:{trace}")
+    async with (
+        scheduler_process(free_port(), *flags) as one,
+        create_channel(f"127.0.0.1:{one.port}") as channel,
+    ):
+        parent = f"00-{'a' * 32}-{'b' * 16}-01"
+        gateway = await FakeGateway(channel).connect([pb_acquire("a", traceparent=parent)])
+        gateway.acquire(pb_acquire("b"))
+        await gateway.until(lambda g: len(g.heard["queued"]) == 2)
+        await FakeWorker(channel).connect(granted=1)
+        await gateway.until(lambda g: bool(g.heard["placement"]))
         one.process.send_signal(signal.SIGTERM)
         await gateway.ended()
         async with asyncio.timeout(5):
             assert await one.process.wait() == 0
+    (span,) = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert (span["name"], span["trace_id"], span["parent_id"]) == ("scheduler.acquire", "a" * 32, "b" * 16)
+    assert span["attributes"] == {"model": "m", "worker": "worker-0", "cached_tokens": 0}
 
 
 @pytest.mark.slow

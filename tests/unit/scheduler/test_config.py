@@ -1,0 +1,34 @@
+"""The scheduler's flags."""
+
+import pytest
+
+from scheduler.config import SchedulerConfig
+from services.chassis.config import ConfigError, load
+
+
+def read(*flags: str) -> SchedulerConfig:
+    return load(SchedulerConfig, "scheduler", argv=flags, environ={})
+
+
+def test_flags_become_the_cores_bounds() -> None:
+    rules = read("--batch-wait-ms", "20", "--max-waiting", "7", "--max-waiting-tokens", "99").rules()
+    assert (rules.batch_wait_s, rules.max_waiting, rules.max_waiting_tokens) == (0.02, 7, 99)
+    assert rules.match_within_s == 0.005
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--batch-wait-ms", "-1"), "batch_wait_ms"),
+        (("--max-waiting", "0"), "max_waiting"),
+        (("--kvmanager", "nowhere"), "host:port"),
+        (("--log-level", "loud"), "log_level"),
+        (("--tls-cert", "x.pem"), "tls_key"),
+        (("--max-wating", "3"), "--max-waiting"),
+    ],
+)
+def test_a_bad_flag_is_one_line_that_names_it(flags: tuple[str, ...], named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(*flags)
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
