@@ -5,6 +5,7 @@ Knows nothing of connections: everything is addressed by the handle of its `Subm
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from services.domain.errors import ServeError
 from services.domain.generation import FinishReason, Usage
@@ -13,9 +14,11 @@ from worker.engine.batch import TopLogprobs
 from worker.engine.kv_events import KvEvent
 
 
-@dataclass(frozen=True, slots=True)
-class TokensOut:
-    """Ids drawn for one choice. A stop id is among them (and counted); whoever makes text leaves it out."""
+class TokensOut(NamedTuple):
+    """Ids drawn for one choice. A stop id is among them (and counted); whoever makes text leaves it out.
+
+    A tuple: made for each sequence in each step.
+    """
 
     handle: int
     choice: int

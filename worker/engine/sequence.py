@@ -39,6 +39,7 @@ class Sequence:
     """Tokens, progress and pages of one choice."""
 
     __slots__ = (
+        "_pages",
         "block_hashes",
         "choice",
         "finish_reason",
@@ -78,8 +79,9 @@ class Sequence:
         """Leading blocks that its last start took from the cache."""
         self.num_published = 0
         """Leading blocks that the pool knows by name."""
-        # An array, because a step's page table is copied from it; typed as what it holds.
-        self.pages = cast(MutableSequence[PageId], array("i"))
+        self._pages = array("i")
+        # Typed as what it holds; an array, because each step's page table is copied from its bytes.
+        self.pages = cast(MutableSequence[PageId], self._pages)
         self.max_pages = pages_for(len(self.prompt_ids) + request.stop.max_output_tokens - 1, BLOCK_SIZE)
         """Pages of the worst case: the KV of the last output token is never written."""
         self.reserved = False
@@ -110,6 +112,10 @@ class Sequence:
     def is_started(self) -> bool:
         """Holds pages and may be in the next step."""
         return self.state is SequenceState.DECODE or self.state is SequenceState.PREFILL
+
+    def page_bytes(self) -> bytes:
+        """Return the page ids as int32 in memory order."""
+        return self._pages.tobytes()
 
     def ids(self, start: int, num_tokens: int) -> SequenceOf[int]:
         """Return `num_tokens` of prompt and output from position `start`."""

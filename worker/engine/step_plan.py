@@ -4,13 +4,13 @@ Knows nothing of how the rows were chosen or of devices.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from worker.engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Consecutive tokens of one sequence to compute."""
+class Row(NamedTuple):
+    """Consecutive tokens of one sequence to compute. A tuple: made for each sequence in each step."""
 
     sequence: Sequence
     run: int
