@@ -14,6 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from services.artifacts.errors import ArtifactError
 from services.artifacts.fetch import pull, resolve
 from services.chassis.fatal import ConfigError, FatalError
+from services.launcher.sim_model import write_sim_model
 from services.launcher.topology import Model
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -43,8 +44,13 @@ def names(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def find_models(given: Sequence[str], cache: Path, console: Console, *, sim: bool) -> tuple[Model, ...]:
+def find_models(
+    given: Sequence[str], cache: Path, console: Console, *, folder: Path, sim: bool
+) -> tuple[Model, ...]:
     """Resolve all models to serve; a simulation makes do with a name when the files cannot be had.
+
+    Args:
+        folder: Where the stand-in of a model without files is written.
 
     Raises:
         FatalError: A model is damaged, unknown or cannot be fetched.
@@ -56,8 +62,8 @@ def find_models(given: Sequence[str], cache: Path, console: Console, *, sim: boo
         except ArtifactError as exc:
             if not sim:
                 raise FatalError(str(exc)) from exc
-            console.print(f"{name}: no files ({exc}); simulated with a byte-level tokeniser", soft_wrap=True)
-            models.append(Model(name))
+            console.print(f"{name}: simulated by name only ({exc})", soft_wrap=True, markup=False)
+            models.append(Model(name, write_sim_model(folder / name)))
     return tuple(models)
 
 

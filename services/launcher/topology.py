@@ -64,13 +64,13 @@ class Health(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model to serve; without a path only its name is known (simulation)."""
+    """A model to serve."""
 
     name: str
-    path: Path | None = None
+    path: Path
 
     def flag(self) -> str:
-        return self.name if self.path is None else f"{self.name}={self.path}"
+        return f"{self.name}={self.path}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +203,7 @@ def _gateway(suite: Suite) -> Process:
     flags = ["--name", "gateway-0", "--http-port", str(ports.http)]
     flags += ["--scheduler", f"{LOOPBACK}:{ports.scheduler}", "--redis-url", redis_url(suite)]
     for model in suite.models:
-        flags += ["--sim-model" if model.path is None else "--model", model.flag()]
+        flags += ["--model", model.flag()]
     return _service(
         suite,
         "gateway",

@@ -91,7 +91,7 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as exc:
         raise ConfigError(f"up: {exc}") from exc
     try:
-        models = find_models(config.model, cache, console, sim=config.sim)
+        models = find_models(config.model, cache, console, folder=folder, sim=config.sim)
     except KeyboardInterrupt:
         return 130
     suite = dataclasses.replace(suite, models=models)
@@ -123,7 +123,7 @@ def make_run_folder(cache: Path) -> Path:
 
 
 def _suite(config: UpConfig, folder: Path) -> Suite:
-    models = tuple(Model(name) for name in names(config.model))
+    models = tuple(Model(name, folder) for name in names(config.model))
     url = os.environ.get("REDIS_URL") or None
     return Suite(
         models=models,

@@ -97,7 +97,7 @@ async def queue_status(address: str) -> QueueStatus | None:
             granted=one.granted,
             last_seen_ms=one.last_seen_ms,
         )
-        for one in answer.workers
+        for one in sorted(answer.workers, key=lambda worker: str(worker.name))
     )
     return QueueStatus(
         term=answer.term,

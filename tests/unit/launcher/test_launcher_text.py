@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from services.artifacts.artifact import open_artifact
 from services.chassis.fatal import ConfigError
 from services.client.values import Receipt
 from services.domain.generation import Usage
@@ -11,6 +12,7 @@ from services.domain.miss_reason import MissReason
 from services.launcher.calls import endpoint_lines, example_calls, receipt_lines
 from services.launcher.child_log import what_it_does, why_it_ended
 from services.launcher.models import names, serve_name
+from services.launcher.sim_model import write_sim_model
 from services.launcher.topology import Ports
 
 
@@ -107,3 +109,16 @@ def test_a_receipt_is_told_in_words() -> None:
         "worker-1, 2 attempts, preempted 2 times",
     ):
         assert part in text
+
+
+def test_the_stand_in_model_reads_any_text_and_has_whole_words(tmp_path: Path) -> None:
+    artifact = open_artifact(write_sim_model(tmp_path / "sim"))
+    ids = artifact.tokenizer.encode_text("hello 世界 of the world", add_bos=False)
+    assert b"".join(artifact.tokenizer.token_bytes(i) for i in ids).decode() == "hello 世界 of the world"
+    assert artifact.config["vocab_size"] == artifact.tokenizer.vocab_size
+    assert len(artifact.eos_ids) == 1
+    assert (
+        sum(artifact.tokenizer.token_bytes(i) == b" people" for i in range(artifact.tokenizer.vocab_size))
+        == 1
+    )
+    assert artifact.template is not None

@@ -63,20 +63,13 @@ def test_workers_are_dealt_to_the_models_in_turn() -> None:
 
 def test_fewer_workers_than_models_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 2, one per model, got 1"):
-        plan(dataclasses.replace(BASE, models=(Model("a"), Model("b"))))
+        plan(dataclasses.replace(BASE, models=(Model("a", Path("/a")), Model("b", Path("/b")))))
 
 
 def test_a_simulation_takes_the_tokeniser_where_there_is_one() -> None:
     processes = by_name(dataclasses.replace(BASE, sim=True))
     assert flag(processes["worker-0"], "--executor") == ["sim"]
     assert flag(processes["gateway"], "--model") == ["small=/m/small.gguf"]
-
-
-def test_a_simulation_without_files_knows_the_name_only() -> None:
-    processes = by_name(dataclasses.replace(BASE, sim=True, models=(Model("small"),)))
-    assert flag(processes["worker-0"], "--model") == ["small"]
-    assert flag(processes["gateway"], "--sim-model") == ["small"]
-    assert flag(processes["gateway"], "--model") == []
 
 
 def test_a_redis_of_the_users_own_is_used_and_not_started() -> None:

@@ -1,0 +1,172 @@
+"""`quire up` as a user starts it: all five kinds of process, simulated model, real ports."""
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from services.chassis.fatal import BusyPort
+from services.launcher.supervisor import check_ports
+from services.launcher.topology import Model, Ports, Suite, plan
+
+UP_LIMIT_S = 90.0
+
+
+def free_offset() -> int:
+    """Return a port offset whose ports were all free a moment ago."""
+    for offset in random.sample(range(1000, 14_000, 50), 50):
+        suite = Suite(
+            models=[Model("m", Path())],
+            num_workers=2,
+            sim=True,
+            python="",
+            ports=Ports(offset),
+            redis_binary="",
+            redis_folder=Path(),
+        )
+        with contextlib.suppress(BusyPort):
+            check_ports(plan(suite), "127.0.0.1")
+            return offset
+    pytest.fail("no free ports")
+
+
+@dataclass(slots=True)
+class Launcher:
+    """One `quire up` and what it prints."""
+
+    process: asyncio.subprocess.Process
+    ports: Ports
+    environment: dict[str, str]
+
+    async def ready(self) -> None:
+        assert self.process.stdout is not None
+        async with asyncio.timeout(UP_LIMIT_S):
+            async for line in self.process.stdout:
+                if line == b"ready\n":
+                    return
+        pytest.fail("ended without being ready")
+
+    def family(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    async def quire(self, *words: str) -> tuple[int, str, str]:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.cli", *words, "--port-offset", str(self.ports.offset)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=self.environment,
+        )
+        out, err = await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode is not None
+        return process.returncode, out.decode(), err.decode()
+
+    async def end(self) -> tuple[int, str]:
+        """Return exit code and stderr."""
+        _, err = await asyncio.wait_for(self.process.communicate(), 60)
+        assert self.process.returncode is not None
+        return self.process.returncode, err.decode()
+
+
+@contextlib.asynccontextmanager
+async def launch(cache: Path, *words: str) -> AsyncIterator[Launcher]:
+    ports = Ports(free_offset())
+    environment = {**os.environ, "QUIRE_CACHE": str(cache)}
+    environment.pop("REDIS_URL", None)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.cli", "up", "--port-offset", str(ports.offset), *words),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment,
+    )
+    launcher = Launcher(process, ports, environment)
+    try:
+        yield launcher
+    finally:
+        family = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family = launcher.family()
+        if process.returncode is None:
+            process.kill()
+        for child in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+
+
+async def none_left(family: list[psutil.Process], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family):
+        assert time.monotonic() < deadline, [process for process in family if process.is_running()]
+        await asyncio.sleep(0.05)
+
+
+async def test_it_comes_up_serves_and_drains(tmp_path: Path) -> None:
+    async with launch(tmp_path, "--sim", "--model", "sim", "--workers", "2") as launcher:
+        await launcher.ready()
+        family = launcher.family()
+        assert len(family) == 7  # Redis and its guard, kvmanager, scheduler, two workers, gateway.
+        code, out, err = await launcher.quire("generate", "--max-tokens", "8", "Hello")
+        assert code == 0
+        assert out.strip()
+        assert "8 output tokens" in err
+        code, out, _ = await launcher.quire("status", "--json")
+        status = json.loads(out)
+        assert code == 0
+        assert [worker["name"] for worker in status["workers"]] == ["worker-0", "worker-1"]
+        assert sum(worker["decode_tokens"] for worker in status["workers"]) >= 7
+        launcher.process.send_signal(signal.SIGTERM)
+        assert (await launcher.end())[0] == 0
+        await none_left(family, 2)
+        assert {path.name for path in (tmp_path / "run" / "latest").iterdir()} >= {"gateway.log", "redis.log"}
+
+
+async def test_killing_the_launcher_leaves_no_process(tmp_path: Path) -> None:
+    async with launch(tmp_path, "--sim", "--model", "sim") as launcher:
+        await launcher.ready()
+        family = launcher.family()
+        launcher.process.kill()
+        await none_left(family, 10)
+
+
+async def test_a_busy_port_is_one_line_within_seconds(tmp_path: Path) -> None:
+    offset = free_offset()
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", Ports(offset).http))
+        holder.listen()
+        async with launch(tmp_path, "--sim", "--model", "sim", "--port-offset", str(offset)) as launcher:
+            began = time.monotonic()
+            code, err = await launcher.end()
+    assert code == BusyPort.exit_code
+    assert time.monotonic() - began < 20
+    assert f"port {Ports(offset).http} " in err
+    assert err.count("\n") == 1
+
+
+async def test_too_little_memory_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    async with launch(tmp_path, "--sim", "--model", "sim", "--kv-memory", "1kB") as launcher:
+        code, err = await launcher.end()
+        assert code == 1
+        assert err.startswith("error: worker-0: ")
+        assert err.count("\n") == 1
+
+
+@pytest.mark.slow
+async def test_a_damaged_model_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(b"GGUF" + bytes(100))
+    async with launch(tmp_path, "--model", str(damaged)) as launcher:
+        code, err = await launcher.end()
+        assert code == 1
+        assert "damaged" in err
+        assert err.count("\n") == 1
