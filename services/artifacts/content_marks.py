@@ -28,10 +28,12 @@ class ContentMarks:
         """
         self._controls = sorted(filter(None, control_tokens), key=len, reverse=True)
         alphabet = {c for text in self._controls for c in text if not c.isspace() and c not in _NEVER_MARKED}
-        self._alphabet = sorted(alphabet)
         self._delimiters = {c for c in alphabet if not c.isalnum()}
+        self._alphabet = sorted(alphabet, key=lambda c: (c.isalnum(), c))
         kept = [text for text in constants if self._delimiters.intersection(text) and self._is_harmless(text)]
-        whole = [*self._controls, *sorted(kept, key=len, reverse=True)]
+        # Marking delimiters breaks every other control token; one that is a mere word is marked as a whole.
+        self._words = {text for text in self._controls if not self._delimiters.intersection(text)}
+        whole = sorted([*self._words, *kept], key=len, reverse=True)
         self._whole = re.compile("(" + "|".join(map(re.escape, whole)) + ")") if whole else None
 
     def choose(self, texts: Iterable[str]) -> "MarkTables":
@@ -46,14 +48,14 @@ class ContentMarks:
     def mark(self, text: str, tables: "MarkTables") -> str:
         """Return content with its dangerous characters swapped, one for one."""
         stripped = text.strip()
-        if self._whole is None or not stripped:
-            return text
-        if any(stripped in control for control in self._controls):
+        if stripped and any(stripped in control for control in self._controls):
             return text.translate(tables.everything)
+        if self._whole is None:
+            return text.translate(tables.delimiters)
         parts = self._whole.split(text)
         parts[::2] = [part.translate(tables.delimiters) for part in parts[::2]]
         parts[1::2] = [
-            part.translate(tables.everything) if part in self._controls else part for part in parts[1::2]
+            part.translate(tables.everything) if part in self._words else part for part in parts[1::2]
         ]
         return "".join(parts)
 
@@ -73,7 +75,7 @@ class MarkTables:
 
 
 def _may_touch(text: str, control: str) -> bool:
-    """Whether `text` lies in `control`, or ends as it begins, or begins as it ends."""
+    """Whether `text` lies in `control`, ends as `control` begins, or begins as it ends."""
     shorter: Sequence[int] = range(1, min(len(text), len(control)))
     return text in control or any(
         text.endswith(control[:size]) or control.endswith(text[:size]) for size in shorter

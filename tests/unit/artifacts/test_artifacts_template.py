@@ -386,6 +386,18 @@ def test_system_messages_that_alone_are_too_long_are_refused(tiny: ModelTokenize
 # Marks
 
 
+@pytest.mark.failure("B097")
+def test_a_control_token_that_is_a_mere_word_is_marked_wherever_it_stands() -> None:
+    marks = ContentMarks(["STOP", "<|a|>"], ["<STOP>"])
+
+    tables = marks.choose([])
+    marked = marks.mark("do not STOPnow <|a|>", tables)
+
+    assert "STOP" not in marked
+    assert "<|a|>" not in marked
+    assert marked.translate(tables.restore) == "do not STOPnow <|a|>"
+
+
 def test_marks_avoid_code_points_that_content_uses() -> None:
     marks = ContentMarks(["<|a|>"], [])
     text = "\U000f0000 <|a|>"
