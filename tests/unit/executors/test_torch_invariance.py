@@ -26,7 +26,7 @@ SHAPES = [
 def executor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TorchExecutor:
     family, overrides = request.param
     folder = save_folder(make_model(family, **overrides), tmp_path_factory.mktemp(family))
-    executor = load_torch_executor(folder, model_name="tiny")
+    executor = load_torch_executor(folder, model_name="tiny", num_threads=1)
     executor.allocate(NUM_PAGES)
     return executor
 

@@ -26,7 +26,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_p
 
 def assert_equal_logits(path: Path, model: PreTrainedModel, ids: list[int]) -> None:
     """Compare with the reference at every position, in one prefill."""
-    executor = load_torch_executor(path, model_name="tiny")
+    executor = load_torch_executor(path, model_name="tiny", num_threads=1)
     executor.allocate(40)
     ours = logits_of(executor, [Part(ids, 0, list(range(40)))])
     theirs = reference_logits(model, ids)

@@ -109,7 +109,7 @@ def save_gguf(model: PreTrainedModel, path: Path, kind: str) -> Path:
                 packed = quantize(stored, ggml_type)
                 writer.add_tensor(_gguf_name(name), packed, raw_dtype=ggml_type)
                 exact = dequantize(packed, ggml_type).reshape(stored.shape)
-                parameter.copy_(torch.from_numpy(_unpermute(exact, heads[part]) if permuted else exact))
+                parameter.copy_(torch.from_numpy(unpermute(exact, heads[part]) if permuted else exact))
             else:
                 writer.add_tensor(_gguf_name(name), np.ascontiguousarray(stored))
     writer.write_header_to_file()
@@ -133,7 +133,7 @@ def _permute(values: Float32, heads: int) -> Float32:
     return np.ascontiguousarray(np.swapaxes(split, 1, 2)).reshape(values.shape)
 
 
-def _unpermute(values: Float32, heads: int) -> Float32:
+def unpermute(values: Float32, heads: int) -> Float32:
     """Place row 2i of a head at i and row 2i + 1 at i + d/2, one by one."""
     result = np.empty_like(values)
     head_dim = len(values) // heads
