@@ -167,6 +167,8 @@ class Session:
 def _program() -> str:
     """Return how this program was called, as short as it can be pasted."""
     called = Path(sys.argv[0])
+    if called.suffix == ".py":
+        return "quire"
     with contextlib.suppress(ValueError):
         return str(called.resolve().relative_to(Path.cwd()))
     return called.name

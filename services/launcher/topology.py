@@ -93,8 +93,8 @@ class Suite:
     """Bytes per worker; None: each worker decides."""
     trace: str = "none"
     log_level: str = "info"
-    worker_flags: Sequence[str] = ()
-    """Further flags of every worker."""
+    threads: int | None = None
+    """Threads of each worker; None: each worker decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,10 +187,12 @@ def _worker(suite: Suite, index: int) -> Process:
     ]
     if suite.kv_memory is not None:
         flags += ["--kv-memory", str(suite.kv_memory)]
+    if suite.threads is not None:
+        flags += ["--threads", str(suite.threads)]
     return _service(
         suite,
         "worker",
-        (*flags, *suite.worker_flags),
+        tuple(flags),
         name=f"worker-{index}",
         port=ports.worker(index),
         probe_port=ports.worker_probe(index),

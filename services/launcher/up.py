@@ -108,8 +108,9 @@ def make_run_folder(cache: Path) -> Path:
     try:
         folder = runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         folder.mkdir(parents=True)
-        (cache / "run" / "latest").unlink(missing_ok=True)
-        (cache / "run" / "latest").symlink_to(folder.name)
+        link = runs / f".{folder.name}"
+        link.symlink_to(folder.name)
+        link.replace(runs / "latest")
     except OSError as exc:
         raise FatalError(
             f"the cache folder {cache} cannot be written ({exc.strerror}): "
@@ -124,10 +125,11 @@ def make_run_folder(cache: Path) -> Path:
 
 def _suite(config: UpConfig, folder: Path) -> Suite:
     models = tuple(Model(name, folder) for name in names(config.model))
+    num_workers = len(models) if config.workers is None else config.workers
     url = os.environ.get("REDIS_URL") or None
     return Suite(
         models=models,
-        num_workers=len(models) if config.workers is None else config.workers,
+        num_workers=num_workers,
         sim=config.sim,
         python=sys.executable,
         ports=Ports(config.port_offset),
@@ -137,9 +139,17 @@ def _suite(config: UpConfig, folder: Path) -> Suite:
         redis_folder=folder,
         insecure=config.insecure,
         kv_memory=config.kv_memory,
+        threads=None if config.sim or num_workers == 1 else max(1, _num_cores() // num_workers),
         trace=_absolute_trace(config.trace),
         log_level=config.log_level,
     )
+
+
+def _num_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def find_redis() -> str:

@@ -96,6 +96,8 @@ def test_only_the_gateway_may_listen_beyond_loopback() -> None:
     ]
 
 
-def test_kv_memory_reaches_every_worker() -> None:
-    suite = dataclasses.replace(BASE, kv_memory=2**29, num_workers=2)
-    assert flag(by_name(suite)["worker-1"], "--kv-memory") == [str(2**29)]
+def test_memory_and_threads_reach_every_worker() -> None:
+    suite = dataclasses.replace(BASE, kv_memory=2**29, threads=1, num_workers=2)
+    worker = by_name(suite)["worker-1"]
+    assert flag(worker, "--kv-memory") == [str(2**29)]
+    assert flag(worker, "--threads") == ["1"]
