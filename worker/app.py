@@ -5,9 +5,11 @@ ready, refuse, finish what runs, say why the rest ended, leave.
 """
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import structlog
 
@@ -117,16 +119,16 @@ class Worker:
             await self._until_stopped(parts)
         finally:
             parts.servicer.gateways.drop_all("stopping")
-        await parts.engine.stop(LAST_WORD_S)
-        loaded.executor.close()
+        if await parts.engine.stop(LAST_WORD_S):
+            loaded.executor.close()
 
     async def _load(self) -> Loaded | None:
         """Load the model unless told to stop meanwhile."""
-        loading = asyncio.create_task(asyncio.to_thread(self._load_model, self._config), name="load")
+        loading = in_daemon_thread(lambda: self._load_model(self._config))
         stopping = asyncio.create_task(self._lifecycle.stopping.wait(), name="stopping")
         await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        return await loading if loading.done() else None
+        return loading.result() if loading.done() else None
 
     async def _wire(self, loaded: Loaded) -> _Parts:
         config, profile = self._config, loaded.executor.profile
@@ -253,3 +255,32 @@ class Worker:
 
     def _address(self) -> str:
         return self._config.advertise or f"{self._config.host}:{self.port}"
+
+
+Result = TypeVar("Result")
+
+
+def in_daemon_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:
+    """Run blocking `work` in a thread that the process does not wait for when it leaves."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+
+    def settle(result: Result | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as exc:
+            error = exc
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="load", daemon=True).start()
+    return future

@@ -5,9 +5,10 @@ import os
 import signal
 import socket
 import sys
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,9 +17,15 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.worker.v1 import worker_pb2 as pb
+from protos.worker.v1 import worker_pb2_grpc
 from services.chassis.fatal import FatalError
+from services.chassis.grpc import create_channel
+from services.chassis.lifecycle import Lifecycle
 from services.domain.errors import Code
 from tests.integration.worker_bench import HandGateway, RunningWorker, running_worker
+from worker.app import Worker
+from worker.config import ExecutorKind, WorkerConfig
+from worker.loading import Loaded
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -132,6 +139,42 @@ async def test_a_worker_that_slept_drops_what_it_held_and_is_another_boot() -> N
         assert (welcome.peer.epoch, welcome.resumed) == (old + 1, False)
         refused = await gateway.wait_end(await gateway.submit(epoch=old))
         assert refused.refused.reason == "STALE_ATTEMPT"
+
+
+@pytest.mark.parametrize("told_to_stop", [False, True])
+async def test_while_the_model_loads_health_answers_not_serving(told_to_stop: bool) -> None:
+    may_load = threading.Event()
+
+    def load(config: WorkerConfig) -> Loaded:
+        assert may_load.wait(10)
+        raise FatalError("damaged")
+
+    config = WorkerConfig(model="sim", executor=ExecutorKind.SIM, port=0, probe_port=0)
+    async with asyncio.TaskGroup() as group:
+        lifecycle = Lifecycle("worker-0", group)
+        worker = Worker(config, lifecycle, load)
+        task = group.create_task(ended_as(worker.run()))
+        await asyncio.sleep(0)
+        async with create_channel(f"127.0.0.1:{worker.port}") as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            assert (await check(health_pb2.HealthCheckRequest())).status == NOT_SERVING
+            call = worker_pb2_grpc.WorkerServiceStub(channel).Connect(iter([pb.ConnectRequest()]))
+            assert await call.code() is grpc.StatusCode.UNAVAILABLE
+        if told_to_stop:
+            lifecycle.stopping.set()
+            assert await task is None
+            may_load.set()
+        else:
+            may_load.set()
+            assert isinstance(await task, FatalError)
+
+
+async def ended_as(work: Awaitable[None]) -> FatalError | None:
+    try:
+        await work
+    except FatalError as error:
+        return error
+    return None
 
 
 def free_port() -> int:
@@ -312,7 +355,5 @@ async def test_a_stopped_process_that_wakes_up_harms_nothing() -> None:
 
 
 async def grpc_status(port: int) -> pb.GetStatusResponse:
-    from protos.worker.v1 import worker_pb2_grpc
-
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         return await worker_pb2_grpc.WorkerServiceStub(channel).GetStatus(pb.GetStatusRequest())

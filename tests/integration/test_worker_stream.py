@@ -364,3 +364,36 @@ async def test_a_stream_must_begin_with_a_hello_of_our_protocol() -> None:
                 async for _ in call:
                     pass
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.failure("B020")
+async def test_random_cancels_limits_and_blips_leave_the_pool_whole() -> None:
+    draw = random.Random(9)
+    async with running_worker(step_ms=1, num_pages=64, max_sequences=8, max_waiting=1000) as worker:
+
+        async def use(number: int) -> None:
+            gateway = await connected(worker, name=f"gateway-{number}")
+            handles = []
+            for _ in range(60):
+                limits = types_pb2.Limits()
+                if draw.random() < 0.3:
+                    limits.total_ms = draw.randint(1, 50)
+                handle = await gateway.submit(
+                    num_prompt=draw.randint(1, 150), max_output=draw.randint(1, 40), n=draw.choice((1, 1, 2)),
+                    limits=limits,
+                )  # fmt: skip
+                handles.append(handle)
+                if draw.random() < 0.3:
+                    await gateway.send(cancel=pb.Cancel(handle=draw.choice(handles)))
+                if draw.random() < 0.05:
+                    await gateway.drop()
+                    assert (await gateway.connect()).resumed
+                    for unknown in [one for one in handles if not gateway.kinds(one)]:
+                        handles.remove(unknown)  # its Submit may be lost with the connection
+                        await gateway.send(cancel=pb.Cancel(handle=unknown))
+            for handle in handles:
+                await gateway.wait_end(handle, limit_s=30)
+                assert sum(kind in ("ended", "refused") for kind in gateway.kinds(handle)) == 1
+
+        await asyncio.gather(*(use(number) for number in range(4)))
+        await worker.wait_empty()
