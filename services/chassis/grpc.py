@@ -175,8 +175,7 @@ def check_bind(host: str, insecure: bool, has_credentials: bool) -> None:
     if insecure or has_credentials or _is_loopback(host):
         return
     raise ConfigError(
-        f"listening on {host} reaches beyond this machine: give credentials (--tls-cert, --tls-key), "
-        "or say --insecure"
+        f"listening on {host} reaches beyond this machine: give TLS credentials, or say --insecure"
     )
 
 

@@ -23,7 +23,7 @@ ORPHAN_LIMIT_S = 2.0
 """The same after the launcher has died."""
 LIFELINE_VARIABLE = "QUIRE_LIFELINE_FD"
 HARD_EXIT = 70
-TICK_S = 0.5
+TICK_S = 1.0
 
 _log = structlog.get_logger()
 

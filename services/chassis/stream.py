@@ -207,9 +207,16 @@ async def keep_connected(
 
 
 async def _read(messages: AsyncIterator[In], on_message: Callable[[In], None], liveness: Liveness) -> None:
-    async for message in messages:
-        liveness.saw(time.monotonic())
-        on_message(message)
+    try:
+        async for message in messages:
+            liveness.saw(time.monotonic())
+            on_message(message)
+    except asyncio.CancelledError as exc:
+        # gRPC raises this too when the call, not the task, was cancelled.
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise PeerSilent("the call was cancelled") from exc
 
 
 async def _write(context: grpc.aio.ServicerContext, outbox: Outbox[Out]) -> None:

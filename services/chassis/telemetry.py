@@ -4,24 +4,12 @@ Knows spans and where they go; does not know which hop is which. Cheap when off:
 caller's trace context still passes through.
 """
 
-import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import orjson
-import structlog
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, TraceFlags
-
-from services.chassis.fatal import ConfigError
-
-_log = structlog.get_logger()
 
 
 def configure_tracing(service: str, exporter: str = "none") -> Callable[[], None]:
@@ -35,8 +23,9 @@ def configure_tracing(service: str, exporter: str = "none") -> Callable[[], None
     """
     if exporter == "none":
         return lambda: None
-    provider = TracerProvider(resource=Resource.create({"service.name": service}))
-    provider.add_span_processor(BatchSpanProcessor(_create_exporter(service, exporter)))
+    from services.chassis.span_export import create_provider  # The SDK costs 10 MB: only when it is used.
+
+    provider = create_provider(service, exporter)
     trace.set_tracer_provider(provider)
     return provider.shutdown
 
@@ -86,62 +75,3 @@ def trace_id(traceparent: str) -> str | None:
     """Return the trace id inside a traceparent, for the log."""
     context = extract(traceparent)
     return None if context is None else traceparent.split("-")[1]
-
-
-def _create_exporter(service: str, exporter: str) -> SpanExporter:
-    if exporter == "otlp":
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-
-        return OTLPSpanExporter()
-    if exporter.startswith("file:"):
-        return FileSpanExporter(service, exporter.removeprefix("file:"))
-    raise ConfigError(f"--trace must be none, otlp or file:PATH, got {exporter!r}")
-
-
-class FileSpanExporter(SpanExporter):
-    """Append finished spans to a file, one JSON object a line; several processes may share the file."""
-
-    def __init__(self, service: str, path: str) -> None:
-        self._service = service
-        self._lock = threading.Lock()
-        try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        except OSError as exc:
-            raise ConfigError(f"--trace: cannot write {path}: {exc.strerror}") from exc
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        lines = b"".join(orjson.dumps(self._as_dict(one)) + b"\n" for one in spans)
-        try:
-            with self._lock:
-                os.write(self._fd, lines)  # One write: lines of several processes do not mix.
-        except OSError as exc:
-            _log.warning("span_export_failed", error=type(exc).__name__)
-            return SpanExportResult.FAILURE
-        return SpanExportResult.SUCCESS
-
-    def shutdown(self) -> None:
-        with self._lock:
-            if self._fd >= 0:
-                os.close(self._fd)
-            self._fd = -1
-
-    def _as_dict(self, one: ReadableSpan) -> dict[str, Any]:
-        context = one.get_span_context()
-        assert context is not None
-        assert one.start_time is not None
-        assert one.end_time is not None
-        return {
-            "trace_id": f"{context.trace_id:032x}",
-            "span_id": f"{context.span_id:016x}",
-            "parent_id": None if one.parent is None else f"{one.parent.span_id:016x}",
-            "service": self._service,
-            "name": one.name,
-            "start_us": one.start_time // 1000,
-            "duration_us": (one.end_time - one.start_time) // 1000,
-            "status": one.status.status_code.name,
-            "attributes": dict(one.attributes or {}),
-            "events": [
-                {"name": e.name, "at_us": e.timestamp // 1000, "attributes": dict(e.attributes or {})}
-                for e in one.events
-            ],
-        }

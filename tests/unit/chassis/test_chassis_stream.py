@@ -230,3 +230,19 @@ async def test_clients_that_vanish_leave_the_server_well(scheduler: Scheduler, s
     await worker.until(lambda: worker.welcomes == 1)
     link.cancel()
     await asyncio.gather(link, return_exceptions=True)
+
+
+async def test_a_channel_closed_under_a_link_is_a_lost_peer_and_no_cancellation(
+    scheduler: Scheduler,
+) -> None:
+    server = create_server()
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(scheduler, server)
+    channel = create_channel(f"127.0.0.1:{bind(server, '127.0.0.1:0')}")
+    await server.start()
+    worker = Worker(scheduler_pb2_grpc.SchedulerServiceStub(channel))
+    link = asyncio.create_task(worker.session())
+    await worker.until(lambda: worker.welcomes == 1)
+    await channel.close()
+    with pytest.raises((PeerSilent, grpc.RpcError)):
+        await link
+    await server.stop(None)
