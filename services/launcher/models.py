@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from services.artifacts.errors import ArtifactError
-from services.artifacts.fetch import pull, resolve
+from services.artifacts.fetch import pull
 from services.chassis.fatal import ConfigError, FatalError
 from services.launcher.sim_model import write_sim_model
 from services.launcher.topology import Model
@@ -73,12 +73,6 @@ def fetch(what: str, cache: Path, console: Console, *, force: bool = False) -> P
     Raises:
         ArtifactError: It cannot be had, or is damaged.
     """
-    if not force:
-        try:
-            return resolve(what, cache)
-        except ArtifactError as exc:
-            if "not fetched yet" not in str(exc):
-                raise
     if console.is_terminal:
         return _fetch_with_bar(what, cache, console, force)
     return pull(what, cache, _plain_progress(what), force=force)

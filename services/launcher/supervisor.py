@@ -119,7 +119,8 @@ class Supervisor:
                 await self._drain()
             else:
                 await self._end(self.children, ABORT_LIMIT_S)
-            self._board.changed(self.children)
+            if self._started:
+                self._board.changed(self.children)
         for result in results:
             if isinstance(result, Exception):
                 raise result
