@@ -1,0 +1,66 @@
+"""What is loaded before a worker serves."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from services.chassis.fatal import FatalError
+from services.domain.generation import SamplingParams
+from worker.config import ExecutorKind, WorkerConfig
+from worker.engine.batch import SampleRow
+from worker.executors.sim import SimExecutor
+from worker.loading import load, warm_up_batch
+
+
+def sim_config(**fields: object) -> WorkerConfig:
+    values: dict[str, object] = {"model": "sim", "executor": ExecutorKind.SIM, "sim_step_ms": 0.0}
+    return WorkerConfig(**(values | fields))
+
+
+def model_folder(folder: Path) -> Path:
+    """Write a byte-level model of one word, without weights."""
+    vocabulary = {"<end>": 0, "Ġ": 1, "h": 2, "i": 3, "Ġh": 4, "Ġhi": 5}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("Ġ", "h"), ("Ġh", "i")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"model_type": "llama", "vocab_size": 6, "max_position_embeddings": 512, "eos_token_id": 0}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    return folder
+
+
+def test_a_bare_sim_pretends_a_gibibyte() -> None:
+    loaded = load(sim_config())
+    assert loaded.pool.num_pages == (1 << 30) // loaded.executor.profile.page_bytes
+    assert loaded.max_context_tokens == 8192
+
+
+def test_given_memory_and_context_bound_the_pool() -> None:
+    loaded = load(sim_config(kv_memory=1 << 22, max_context_tokens=100))
+    assert loaded.pool.num_pages == (1 << 22) // loaded.executor.profile.page_bytes
+    assert loaded.max_context_tokens == 100
+
+
+def test_a_sim_of_a_real_model_has_its_sizes_and_draws_its_words(tmp_path: Path) -> None:
+    loaded = load(sim_config(model=f"tiny={model_folder(tmp_path)}"))
+    profile = loaded.executor.profile
+    assert (profile.model, profile.vocab_size, profile.max_context_tokens) == ("tiny", 6, 512)
+    assert isinstance(loaded.executor, SimExecutor)
+    assert loaded.executor.config.palette == (5,)
+
+
+def test_the_warm_up_computes_one_token_of_page_zero() -> None:
+    batch = warm_up_batch()
+    assert batch.page_table.tolist() == [[0]]
+    greedy = SamplingParams(temperature=0)
+    assert batch.sampling == (SampleRow(params=greedy, choice=0, position=0, prompt_ids=(0,), output_ids=()),)
+
+
+def test_a_missing_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FatalError, match="nothing-here"):
+        load(WorkerConfig(model=f"x={tmp_path}/nothing-here"))
