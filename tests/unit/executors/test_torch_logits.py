@@ -98,3 +98,10 @@ def test_biases_norms_and_tied_heads_survive_gguf(
 ) -> None:
     model = make_model(family, **overrides)
     assert_equal_logits(save_gguf(model, tmp_path / "tiny.gguf", "Q8_0"), model, IDS)
+
+
+@pytest.mark.failure("B115")
+def test_formats_may_differ_inside_a_fused_group(tmp_path: Path) -> None:
+    model = make_model("llama", hidden_size=256, intermediate_size=256, num_attention_heads=8)
+    kinds = {"k_proj": "F16", "v_proj": "BF16", "up_proj": "Q4_1", "down_proj": "F32"}
+    assert_equal_logits(save_gguf(model, tmp_path / "tiny.gguf", "Q8_0", kinds), model, IDS)

@@ -1,6 +1,8 @@
 """Tiny random models: made by transformers, saved as a folder or as GGUF, with the reference's logits."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -81,8 +83,17 @@ def reference_logits(model: PreTrainedModel, ids: list[int]) -> Float32:
     return logits
 
 
-def save_gguf(model: PreTrainedModel, path: Path, kind: str) -> Path:
-    """Save as GGUF the way converters do; matrices in `kind`, and the model gets what they dequantise to."""
+def save_gguf(
+    model: PreTrainedModel, path: Path, kind: str, kinds: Mapping[str, str] = MappingProxyType({})
+) -> Path:
+    """Save as GGUF the way converters do; the model gets what its stored weights dequantise to.
+
+    Args:
+        model: Changed in place.
+        path: The file to write.
+        kind: ggml's name of the matrices' format.
+        kinds: Formats of single projections (`q_proj`) where they differ from `kind`.
+    """
     config = model.config
     family = config.model_type
     writer = gguf.GGUFWriter(path, family)
@@ -97,7 +108,6 @@ def save_gguf(model: PreTrainedModel, path: Path, kind: str) -> Path:
     if (head_dim := getattr(config, "head_dim", None)) is not None:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-    ggml_type = gguf.GGMLQuantizationType[kind]
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             values = parameter.numpy()
@@ -106,6 +116,7 @@ def save_gguf(model: PreTrainedModel, path: Path, kind: str) -> Path:
             permuted = family == "llama" and part in heads
             stored = _permute(values, heads[part]) if permuted else values
             if values.ndim == 2:
+                ggml_type = gguf.GGMLQuantizationType[kinds.get(part, kind)]
                 packed = quantize(stored, ggml_type)
                 writer.add_tensor(_gguf_name(name), packed, raw_dtype=ggml_type)
                 exact = dequantize(packed, ggml_type).reshape(stored.shape)
