@@ -5,7 +5,6 @@ with a correlation id and nothing else; what really happened stays in the server
 """
 
 import asyncio
-import inspect
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -19,8 +18,7 @@ from grpc_status import rpc_status
 
 from protos.types.v1 import types_pb2
 from services.chassis.interceptors import guarded
-from services.domain import errors as domain_errors
-from services.domain.errors import Code, ErrorDetail, ServeError
+from services.domain.errors import Code, ErrorDetail, ServeError, rebuild
 from services.domain.generation import Usage
 
 DOMAIN = "quire"
@@ -30,11 +28,6 @@ DEFAULT_PUSHBACK_S = 1.0
 
 _log = structlog.get_logger()
 
-_BY_REASON: dict[str, type[ServeError]] = {
-    cls.reason: cls
-    for cls in vars(domain_errors).values()
-    if inspect.isclass(cls) and issubclass(cls, ServeError) and cls is not ServeError
-}
 _GRPC_CODES = {code: next(s for s in grpc.StatusCode if s.value[0] == code.value) for code in Code}
 _CODES = {status: code for code, status in _GRPC_CODES.items()}
 
@@ -90,7 +83,7 @@ def from_rpc_error(error: grpc.RpcError) -> ServeError:
     except ValueError:
         status = None
     if status is None:
-        return _make(_CODES.get(code, Code.INTERNAL), code.name, message, ErrorDetail())
+        return rebuild(_CODES.get(code, Code.INTERNAL), code.name, message, ErrorDetail())
     return from_status(status)
 
 
@@ -102,7 +95,7 @@ def from_status(status: status_pb2.Status) -> ServeError:
     for packed in status.details:
         reason = _read_detail(packed, values) or reason
     code = Code(status.code) if status.code in Code._value2member_map_ else Code.INTERNAL
-    return _make(code, reason, status.message, ErrorDetail(**values))
+    return rebuild(code, reason, status.message, ErrorDetail(**values))
 
 
 def _read_detail(packed: AnyMessage, values: dict[str, Any]) -> str | None:
@@ -125,15 +118,6 @@ def _read_detail(packed: AnyMessage, values: dict[str, Any]) -> str | None:
             output_tokens=usage.output_tokens,
         )
     return None
-
-
-def _make(code: Code, reason: str, message: str, detail: ErrorDetail) -> ServeError:
-    cls = _BY_REASON.get(reason, ServeError)
-    error = cls.__new__(cls)
-    ServeError.__init__(error, message, detail)
-    if cls is ServeError:
-        error.code, error.reason = code, reason
-    return error
 
 
 class _Trailers:

@@ -173,3 +173,15 @@ class BadRow(ServeError):
 
     code = Code.INTERNAL
     reason = "BAD_LOGITS"
+
+
+def rebuild(code: Code, reason: str, message: str, detail: ErrorDetail) -> ServeError:
+    """Return the typed error behind `reason`; an unknown one keeps its code and reason on the base type."""
+    kinds = [ServeError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    known = next((kind for kind in kinds if kind.reason == reason and kind.code is code), ServeError)
+    error = known.__new__(known)
+    ServeError.__init__(error, message, detail)
+    error.code, error.reason = code, reason
+    return error

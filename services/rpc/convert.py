@@ -5,44 +5,12 @@ Knows both vocabularies and nothing else: no defaults, no validation beyond what
 
 from typing import cast
 
-from google.protobuf.message import Message
-
 from protos.types.v1 import types_pb2
 from services.domain.block_hash import DIGEST_BYTES
-from services.domain.errors import (
-    BadCredential,
-    BadRow,
-    Code,
-    DependencyDown,
-    Draining,
-    DuplicateKey,
-    ErrorDetail,
-    InvalidField,
-    LimitExpired,
-    NotYours,
-    NoWorker,
-    PromptTooLong,
-    QueueFull,
-    QuotaExceeded,
-    ServeError,
-    SlowReader,
-    StaleAttempt,
-    UnknownModel,
-    UnknownRequest,
-    WorkerLost,
-)
+from services.domain.errors import Code, ErrorDetail, InvalidField, ServeError, rebuild
 from services.domain.generation import FinishReason, Limits, SamplingParams, Usage
 from services.domain.ids import PROTOCOL_VERSION, BlockHash, Epoch, RequestId, RequestKey
 from services.domain.miss_reason import MissReason
-
-_ERRORS: dict[str, type[ServeError]] = {
-    cls.reason: cls
-    for cls in (
-        BadCredential, BadRow, DependencyDown, Draining, DuplicateKey, LimitExpired, NoWorker, NotYours,
-        QueueFull, QuotaExceeded, SlowReader, StaleAttempt, UnknownModel, UnknownRequest, WorkerLost,
-    )
-}  # fmt: skip
-_FIELD_ERRORS: dict[str, type[InvalidField]] = {cls.reason: cls for cls in (InvalidField, PromptTooLong)}
 
 _FINISH = {
     FinishReason.STOP: types_pb2.FINISH_REASON_STOP,
@@ -168,25 +136,14 @@ def failure_to_pb(error: ServeError) -> types_pb2.Failure:
 
 def failure_from_pb(failure: types_pb2.Failure) -> ServeError:
     """Rebuild the typed error; an unknown reason keeps its code and reason on the base type."""
-
-    def optional(name: str, message: Message = failure) -> object:
-        return getattr(message, name) if message.HasField(name) else None
-
     detail = ErrorDetail(
-        field=optional("field"),  # type: ignore[arg-type]
-        retry_after_s=optional("retry_after_s"),  # type: ignore[arg-type]
-        quota=optional("quota"),  # type: ignore[arg-type]
+        field=failure.field if failure.HasField("field") else None,
+        retry_after_s=failure.retry_after_s if failure.HasField("retry_after_s") else None,
+        quota=failure.quota if failure.HasField("quota") else None,
         usage=usage_from_pb(failure.usage) if failure.HasField("usage") else None,
         metadata=dict(failure.metadata),
     )
-    if failure.reason in _FIELD_ERRORS:
-        error: ServeError = ServeError.__new__(_FIELD_ERRORS[failure.reason])
-        ServeError.__init__(error, failure.message, detail)
-        return error
-    error = _ERRORS.get(failure.reason, ServeError)(failure.message, detail)
-    if type(error) is ServeError:
-        error.code, error.reason = Code(failure.code), failure.reason
-    return error
+    return rebuild(Code(failure.code), failure.reason, failure.message, detail)
 
 
 def hashes_to_pb(hashes: list[BlockHash]) -> bytes:
