@@ -20,12 +20,11 @@ from gateway.prompts import PromptEncoder
 from gateway.queries import Queries
 from gateway.settler import Settler
 from gateway.stores.quota import QuotaStore
+from services.chassis.build import BUILD
 from services.chassis.metrics import Metrics
 from services.domain.ids import Epoch
 from services.rpc.gateway_scheduler_link import SchedulerLink
 from services.rpc.gateway_worker_link import WorkerLinks
-
-BUILD = "quire-0.1.0"
 
 
 class Host(Protocol):

@@ -20,6 +20,7 @@ from kvmanager.service import SERVICE_NAME, KvManagerService
 from kvmanager.stores.redis import RedisIndexCopy
 from protos.kvmanager.v1 import kvmanager_pb2_grpc
 from services.chassis import lifecycle
+from services.chassis.build import BUILD
 from services.chassis.errors import ErrorInterceptor
 from services.chassis.fatal import entry
 from services.chassis.grpc import (
@@ -38,7 +39,6 @@ from services.chassis.telemetry import configure_tracing, span
 from services.domain.errors import DependencyDown
 from services.domain.ids import TenantId
 
-BUILD = "quire-0.1.0"
 TICK_S = 0.5
 RESTORE_LIMIT_S = 10.0
 """Seconds that reading the copy may take at start."""

@@ -18,6 +18,7 @@ from scheduler.dispatcher import Dispatcher
 from scheduler.metrics import SchedulerMetrics
 from scheduler.service import SchedulerService
 from services.chassis import lifecycle
+from services.chassis.build import BUILD
 from services.chassis.config import load
 from services.chassis.errors import ErrorInterceptor
 from services.chassis.fatal import entry
@@ -37,7 +38,6 @@ from services.chassis.telemetry import configure_tracing
 from services.domain.ids import RequestKey
 from services.rpc.scheduler_kvmanager_link import KvManagerLink, MatchAnswer
 
-BUILD = "quire-0.1.0"
 STOP_GRACE_S = 2.0
 """Seconds that calls get to end once the streams are closed."""
 

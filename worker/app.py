@@ -14,6 +14,7 @@ from typing import TypeVar
 import structlog
 
 from protos.worker.v1 import worker_pb2_grpc
+from services.chassis.build import BUILD
 from services.chassis.errors import ErrorInterceptor
 from services.chassis.fatal import FatalError
 from services.chassis.grpc import (
@@ -44,7 +45,6 @@ from worker.service import SERVICE_NAME, EarlyServicer, WorkerServicer
 from worker.step_loop import StepLoop
 from worker.telemetry import RequestTelemetry, StepMetrics
 
-BUILD = "quire/0.1.0"
 WATCH_S = 0.25
 """Seconds between two looks for silent gateways, late placements and a stuck engine."""
 LAST_WORD_S = 1.0
