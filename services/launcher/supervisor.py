@@ -49,9 +49,10 @@ class State(StrEnum):
 class Child:
     """One planned process and what became of it."""
 
-    def __init__(self, spec: Process, log: Path) -> None:
+    def __init__(self, spec: Process, log: Path, changed: asyncio.Event) -> None:
         self.spec = spec
         self.log = log
+        self._changed = changed
         self.state = State.WAITING
         self.since = time.monotonic()
         self.up = asyncio.Event()
@@ -62,6 +63,7 @@ class Child:
         self.state = state
         self.since = time.monotonic()
         (self.up.set if state is State.UP else self.up.clear)()
+        self._changed.set()
 
 
 def check_ports(specs: Sequence[Process], host: str) -> None:
@@ -88,7 +90,8 @@ class Supervisor:
     """
 
     def __init__(self, specs: Sequence[Process], folder: Path, board: Board, *, host: str = LOOPBACK) -> None:
-        self.children = [Child(spec, folder / f"{spec.name}.log") for spec in specs]
+        self._changed = asyncio.Event()
+        self.children = [Child(spec, folder / f"{spec.name}.log", self._changed) for spec in specs]
         self._by_name = {child.spec.name: child for child in self.children}
         self._board = board
         self._host = host
@@ -210,7 +213,11 @@ class Supervisor:
     async def _show(self) -> None:
         while True:
             self._board.changed(self.children)
-            await asyncio.sleep(POLL_S if not self._started else 1.0)
+            if self._started:
+                self._changed.clear()
+                await self._changed.wait()
+            else:
+                await asyncio.sleep(POLL_S)  # What starts also tells its progress by its log.
 
     async def _drain(self) -> None:
         """End the gateway first, then the workers it needs to finish, then what they need."""
