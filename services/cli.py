@@ -30,6 +30,7 @@ COMMANDS = {
     "models": Command("services.commands.models:models", "list models: served, here, to be fetched"),
     "pull": Command("services.commands.models:pull", "fetch a model"),
     "status": Command("services.commands.status:main", "processes, queue, credits, pages, hit rate"),
+    "first-start": Command("services.launcher.first_start:main", "write a deployment's first configuration"),
 }
 SERVICES = {
     "gateway": "the public doors, gRPC and HTTP",
@@ -71,8 +72,8 @@ def _run(words: list[str]) -> int:
 
 
 def _help() -> str:
-    commands = "\n".join(f"  {name:<10} {command.about}" for name, command in COMMANDS.items())
-    services = "\n".join(f"  {name:<10} {about}" for name, about in SERVICES.items())
+    commands = "\n".join(f"  {name:<11} {command.about}" for name, command in COMMANDS.items())
+    services = "\n".join(f"  {name:<11} {about}" for name, about in SERVICES.items())
     return (
         "usage: quire COMMAND [flags]        (each has --help)\n\n"
         "Serve large language models to many teams at once.\n\n"

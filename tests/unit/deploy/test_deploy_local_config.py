@@ -1,0 +1,76 @@
+"""deploy/quire.local.toml: every component reads it, its tenants' keys open, its comments tell the truth."""
+
+import dataclasses
+import re
+import tomllib
+from typing import Any
+
+import pytest
+
+from gateway.config import GatewayConfig, load_config, static_tenants
+from gateway.core.auth import LOCAL, Authenticator
+from kvmanager.config import KvManagerConfig
+from kvmanager.config import load_config as load_kvmanager_config
+from scheduler.config import SchedulerConfig
+from services.chassis.config import SECTIONS, load
+from services.domain.errors import BadCredential
+from services.domain.generation import Band
+from services.domain.ids import TenantId
+from services.launcher.up import UpConfig
+from tests.unit.deploy.deployment import ROOT
+from worker.config import WorkerConfig
+
+LOCAL_TOML = ROOT / "deploy" / "quire.local.toml"
+CLASSES: dict[str, Any] = {
+    "up": UpConfig,
+    "gateway": GatewayConfig,
+    "scheduler": SchedulerConfig,
+    "kvmanager": KvManagerConfig,
+    "worker": WorkerConfig,
+}
+NEEDED = {"worker": ["--model", "m=/m"]}
+_COMMENTED = re.compile(r"^# (\w+ = .*)$", re.MULTILINE)
+
+
+def read(section: str, text: str, tmp_path: Any) -> Any:
+    file = tmp_path / "quire.toml"
+    file.write_text(text)
+    return load(CLASSES[section], section, argv=NEEDED.get(section, []), environ={}, file=file)
+
+
+def test_every_section_is_shown() -> None:
+    assert set(tomllib.loads(LOCAL_TOML.read_text("utf-8"))) == SECTIONS == {*CLASSES, "tenants"}
+
+
+@pytest.mark.parametrize("section", CLASSES)
+def test_each_component_reads_it(section: str, tmp_path: Any) -> None:
+    assert read(section, LOCAL_TOML.read_text("utf-8"), tmp_path)
+
+
+@pytest.mark.parametrize("section", CLASSES)
+def test_what_is_commented_out_is_accepted_and_is_the_default(section: str, tmp_path: Any) -> None:
+    shown = LOCAL_TOML.read_text("utf-8")
+    opened = read(section, _COMMENTED.sub(r"\1", shown), tmp_path)
+    plain = read(section, shown, tmp_path)
+    values = {f.name: getattr(opened, f.name) for f in dataclasses.fields(opened) if f.name != "config"}
+    changed = {name for name, value in values.items() if value != getattr(plain, name)}
+    # Its defaults are "the built-in one", "one per model" and "by free memory"; the file shows values.
+    assert changed == ({"model", "workers", "kv_memory"} if section == "up" else set())
+
+
+def test_two_tenants_with_keys_and_nobody_else() -> None:
+    config, entries = load_config(["--config", str(LOCAL_TOML)], {})
+    auth = Authenticator(static_tenants(entries, b"drawn at start"), b"drawn at start")
+    assert config.server_key == ""
+    assert [entry.id for entry in entries] == ["team-a", "team-b"]
+    for entry in entries:
+        assert auth.authenticate(entry.key, from_loopback=False).tenant == entry.id
+    assert auth.authenticate(None, from_loopback=True).tenant == LOCAL
+    with pytest.raises(BadCredential):
+        auth.authenticate("quire_local_team-c_key", from_loopback=True)
+    caller = auth.authenticate(entries[1].key, from_loopback=True)
+    assert auth.tenant_of(caller).band is Band.BATCH
+
+
+def test_the_kvmanager_takes_the_caps() -> None:
+    assert load_kvmanager_config(["--config", str(LOCAL_TOML)], {})[1] == {TenantId("team-b"): 256}
