@@ -1,0 +1,205 @@
+"""What the suite costs around the model: `python -m bench.overhead`.
+
+CPU: 64 streams of 100 tokens a second each (6,400 tok/s) through gateway, scheduler, kvmanager and a sim
+worker, in CPU-seconds per 1,000 tokens over all processes and the client, beside the bare gRPC control of
+`bench.control` at the same rate, interleaved. TTFT: Poisson arrivals at 50 requests a second with the real
+tokenizer, against a worker whose step takes 1 ms, so that nearly all of it is ours.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+import psutil
+
+from bench.suite import Noise, cpu_seconds, suite
+from protos.gateway.v1 import gateway_pb2, gateway_pb2_grpc
+from services.chassis.grpc import create_channel
+from services.client import AsyncClient, Receipt
+
+STREAMS = 64
+STEP_S = 0.010
+CONTROL_PORTS = (56101, 56102)
+MODEL = "smollm2-135m-instruct"
+WORDS = tuple(
+    "the river carries small boats past old walls while children count slow clouds over green hills".split(
+        " "
+    )
+)
+
+CPU_CONFIG = f"""
+[worker]
+max_sequences = {STREAMS}
+max_step_tokens = 4096
+max_prefill_tokens = 4096
+sim_step_ms = {STEP_S * 1000}
+sim_decode_ms = 0.0
+sim_context_ms = 0.0
+sim_prefill_tokens_per_s = 1000000.0
+"""
+TTFT_CONFIG = CPU_CONFIG.replace(f"sim_step_ms = {STEP_S * 1000}", "sim_step_ms = 1.0")
+
+
+async def _drive_ours(target: str, num_tokens: int) -> int:
+    """Run all streams to their end; return the tokens delivered."""
+
+    async def one(client: AsyncClient, index: int) -> int:
+        ids = [1000 + index] * 32
+        async with client.generate(ids, max_output_tokens=num_tokens, ignore_eos=True) as stream:
+            async for event in stream:
+                if isinstance(event, Receipt):
+                    return event.usage.output_tokens
+        raise AssertionError("no receipt")
+
+    async with AsyncClient(target, model=MODEL) as client:
+        return sum(await asyncio.gather(*(one(client, index) for index in range(STREAMS))))
+
+
+async def _drive_control(target: str) -> int:
+    """The same for the control, whose texts are one word a token."""
+    async with create_channel(target) as channel:
+        stub = gateway_pb2_grpc.GenerateServiceStub(channel)
+
+        async def one() -> int:
+            count = 0
+            async for response in stub.Generate(gateway_pb2.GenerateRequest()):
+                count += response.delta.text.count(" word")
+            return count
+
+        return sum(await asyncio.gather(*(one() for _ in range(STREAMS))))
+
+
+def measure_ours(num_tokens: int) -> dict[str, float]:
+    with suite("--sim", config=CPU_CONFIG) as running:
+        asyncio.run(_drive_ours(running.gateway, 20))
+        me, noise = psutil.Process(), Noise()
+        before = {p.pid: cpu_seconds([p]) for p in running.processes()}
+        own_before, began = cpu_seconds([me]), time.monotonic()
+        tokens = asyncio.run(_drive_ours(running.gateway, num_tokens))
+        took = time.monotonic() - began
+        client = cpu_seconds([me]) - own_before
+        shares = {
+            name: (cpu_seconds([process]) - before[process.pid]) * 1000 / tokens
+            for name, process in running.named().items()
+        }
+        total = client + sum(cpu_seconds([p]) - before[p.pid] for p in running.processes())
+        return {
+            "cpu_s_per_1k": total * 1000 / tokens,
+            "tokens_per_s": tokens / took,
+            "foreign_cpu": noise.foreign_share(total),
+            "client": client * 1000 / tokens,
+            **shares,
+        }
+
+
+def measure_control(num_tokens: int) -> dict[str, float]:
+    producer_port, relay_port = CONTROL_PORTS
+    module = [sys.executable, "-m", "bench.control"]
+    producer = [*module, "producer", str(producer_port), str(STREAMS), str(num_tokens), str(STEP_S)]
+    relay = [*module, "relay", str(relay_port), str(producer_port), str(STREAMS)]
+    children = [subprocess.Popen(command) for command in (producer, relay)]
+    try:
+        handles = [psutil.Process(child.pid) for child in children]
+        me, noise = psutil.Process(), Noise()
+        asyncio.run(_wait_ready(f"127.0.0.1:{relay_port}"))
+        asyncio.run(_wait_ready(f"127.0.0.1:{producer_port}"))
+        before, began = cpu_seconds([me, *handles]), time.monotonic()
+        tokens = asyncio.run(_drive_control(f"127.0.0.1:{relay_port}"))
+        total = cpu_seconds([me, *handles]) - before
+        return {
+            "cpu_s_per_1k": total * 1000 / tokens,
+            "tokens_per_s": tokens / (time.monotonic() - began),
+            "foreign_cpu": noise.foreign_share(total),
+        }
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+async def _wait_ready(target: str) -> None:
+    async with create_channel(target) as channel:
+        await asyncio.wait_for(channel.channel_ready(), 20)
+
+
+async def _drive_arrivals(target: str, rate: float, seconds: float, seed: int) -> list[float]:
+    """Send Poisson arrivals of real text; return TTFT in seconds, from the intended send time."""
+    chooser = random.Random(seed)
+    ttfts: list[float] = []
+
+    async def one(client: AsyncClient, intended: float) -> None:
+        prompt = " ".join(chooser.choices(WORDS, k=chooser.randint(60, 160)))
+        first = None
+        async with client.generate(prompt, max_output_tokens=8, ignore_eos=True) as stream:
+            async for _ in stream.text():
+                first = first if first is not None else time.perf_counter()
+        assert first is not None
+        ttfts.append(first - intended)
+
+    async with AsyncClient(target, model=MODEL) as client, asyncio.TaskGroup() as group:
+        at = time.perf_counter()
+        end = at + seconds
+        while at < end:
+            await asyncio.sleep(max(0.0, at - time.perf_counter()))
+            group.create_task(one(client, at))
+            at += chooser.expovariate(rate)
+    return ttfts
+
+
+def measure_ttft(rate: float, seconds: float) -> dict[str, float]:
+    with suite("--sim", config=TTFT_CONFIG) as running:
+        asyncio.run(_drive_arrivals(running.gateway, rate, 3.0, seed=1))
+        ttfts = asyncio.run(_drive_arrivals(running.gateway, rate, seconds, seed=2))
+    cuts = statistics.quantiles(ttfts, n=100)
+    return {
+        "requests": len(ttfts),
+        "p50_ms": cuts[49] * 1000,
+        "p90_ms": cuts[89] * 1000,
+        "p99_ms": cuts[98] * 1000,
+    }
+
+
+def _row(name: str, values: dict[str, float]) -> None:
+    print(f"{name:10}" + "  ".join(f"{key} {value:.4g}" for key, value in values.items()), flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pairs", type=int, default=3, help="interleaved runs of control and suite [3]")
+    parser.add_argument("--tokens", type=int, default=800, help="tokens per stream [800]")
+    parser.add_argument("--ttft-seconds", type=float, default=20.0, help="length of the arrivals [20]")
+    parser.add_argument("--json", help="write the figures to this file")
+    args = parser.parse_args(argv)
+    print(f"{os.cpu_count()} cores, {STREAMS} streams, {STREAMS / STEP_S:.0f} tok/s offered")
+    control, ours = [], []
+    for _ in range(args.pairs):
+        control.append(measure_control(args.tokens))
+        _row("control", control[-1])
+        ours.append(measure_ours(args.tokens))
+        _row("quire", ours[-1])
+    medians = {
+        "control": statistics.median(run["cpu_s_per_1k"] for run in control),
+        "quire": statistics.median(run["cpu_s_per_1k"] for run in ours),
+        "ratio": statistics.median(
+            mine["cpu_s_per_1k"] / bare["cpu_s_per_1k"] for mine, bare in zip(ours, control, strict=True)
+        ),
+    }
+    _row("median", medians)
+    ttft = measure_ttft(50.0, args.ttft_seconds)
+    _row("ttft", ttft)
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump({"control": control, "quire": ours, "median": medians, "ttft": ttft}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
