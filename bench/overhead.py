@@ -28,11 +28,7 @@ STREAMS = 64
 STEP_S = 0.010
 CONTROL_PORTS = (56101, 56102)
 MODEL = "smollm2-135m-instruct"
-WORDS = tuple(
-    "the river carries small boats past old walls while children count slow clouds over green hills".split(
-        " "
-    )
-)
+SENTENCE = "the river carries small boats past old walls while children count slow clouds over green hills"
 
 CPU_CONFIG = f"""
 [worker]
@@ -135,7 +131,7 @@ async def _drive_arrivals(target: str, rate: float, seconds: float, seed: int) -
     ttfts: list[float] = []
 
     async def one(client: AsyncClient, intended: float) -> None:
-        prompt = " ".join(chooser.choices(WORDS, k=chooser.randint(60, 160)))
+        prompt = " ".join(chooser.choices(SENTENCE.split(), k=chooser.randint(60, 160)))
         first = None
         async with client.generate(prompt, max_output_tokens=8, ignore_eos=True) as stream:
             async for _ in stream.text():
