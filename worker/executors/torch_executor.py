@@ -79,8 +79,10 @@ class TorchExecutor:
         assert self._rows is None, "KV memory is allocated once"
         layout = self._layout
         try:
-            self._rows = torch.zeros((num_pages + 1) * layout.page_rows, layout.head_dim)
-        except RuntimeError as exc:
+            # numpy's zeros come from the system untouched: memory is committed page by page, when used.
+            zeros = np.zeros(((num_pages + 1) * layout.page_rows, layout.head_dim), np.float32)
+            self._rows = torch.from_numpy(zeros)
+        except MemoryError as exc:
             raise ExecutorFault(f"cannot allocate {num_pages} pages of {layout.page_bytes} bytes") from exc
         self._builder = StepBuilder(
             layout,
