@@ -1,0 +1,22 @@
+"""Stacks that several tests share; a start costs seconds."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.stack import Setup, Stack, running
+
+
+@pytest.fixture(scope="session")
+def calm(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Two workers of 160 pages, traced, in which nothing is ever killed."""
+    with running(Setup(is_traced=True), model_path, tmp_path_factory.mktemp("calm")) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def mortal(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Two workers in which every process dies at some time."""
+    with running(Setup(), model_path, tmp_path_factory.mktemp("mortal")) as stack:
+        yield stack

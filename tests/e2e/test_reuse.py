@@ -1,0 +1,119 @@
+"""What is reused and why not, as receipts and the workers' counters tell it; one request at a time."""
+
+import pytest
+
+from services.client import AsyncClient
+from services.client.values import Completion
+from services.domain.miss_reason import MissReason
+from tests.e2e.leftovers import leftovers
+from tests.e2e.stack import Stack
+from tests.e2e.waiting import until
+
+SHARED, TAIL = 1000, 24
+CACHED = 992
+"""1,000 shared tokens are 62 whole blocks of 16."""
+WORDS = "The river runs past the old mill and under nine bridges before it reaches the harbour town. "
+
+
+async def words(client: AsyncClient, salt: str, num_tokens: int) -> list[int]:
+    """Return token ids of real text that no other test sends."""
+    tokens = await client.tokenize(f"{salt}. " + WORDS * (num_tokens // 12))
+    assert len(tokens.ids) >= num_tokens
+    return list(tokens.ids[:num_tokens])
+
+
+async def prefilled(stack: Stack) -> int:
+    return sum(worker.prefill_tokens for worker in await stack.workers())
+
+
+async def ask(client: AsyncClient, ids: list[int], **options: object) -> Completion:
+    return await client.generate_text(ids, max_output_tokens=4, seed=7, **options)  # type: ignore[arg-type]
+
+
+async def at_rest(stack: Stack) -> None:
+    """What was computed is known to the index only once the worker has said so."""
+    await until("everything given back", lambda: leftovers(stack), limit_s=20, good=lambda left: not left)
+
+
+async def test_a_shared_prefix_is_computed_once(calm: Stack) -> None:
+    async with calm.client() as client:
+        shared = await words(client, "once", SHARED)
+        first = await ask(client, shared + await words(client, "first tail", TAIL))
+        assert first.receipt.usage.cached_tokens == 0
+        assert first.receipt.miss_reason is MissReason.NEVER_SEEN
+        await at_rest(calm)
+        before = await prefilled(calm)
+        second = await ask(client, shared + await words(client, "second tail", TAIL))
+    assert second.started.cached_tokens == CACHED
+    assert second.receipt.usage.cached_tokens == CACHED
+    assert await prefilled(calm) - before == SHARED + TAIL - CACHED == 32
+    assert second.receipt.miss_reason is MissReason.FIRST_DIFFERENCE
+    assert second.receipt.first_miss_token == CACHED
+    assert second.receipt.worker == first.receipt.worker
+
+
+async def test_another_tenant_shares_nothing(calm: Stack) -> None:
+    async with calm.client("red") as red, calm.client("blue") as blue:
+        ids = await words(red, "tenants", SHARED)
+        await ask(red, ids)
+        await at_rest(calm)
+        before = await prefilled(calm)
+        other = await ask(blue, ids)
+        assert other.receipt.usage.cached_tokens == 0
+        assert other.receipt.miss_reason is MissReason.NEVER_SEEN
+        assert await prefilled(calm) - before == SHARED
+        assert (await ask(red, ids)).receipt.usage.cached_tokens == CACHED
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"cache_opt_out": True}, MissReason.OPT_OUT),
+        ({"cache_salt": "my own"}, MissReason.OWN_SALT),
+    ],
+)
+async def test_a_caller_who_shares_nothing_is_told_so(
+    calm: Stack, options: dict[str, object], reason: MissReason
+) -> None:
+    async with calm.client() as client:
+        ids = await words(client, f"caller {reason}", SHARED)
+        await ask(client, ids)
+        await at_rest(calm)
+        alone = await ask(client, ids, **options)
+        assert alone.receipt.usage.cached_tokens == 0
+        assert alone.receipt.miss_reason is reason
+        again = await ask(client, ids)
+    assert again.receipt.usage.cached_tokens == CACHED
+
+
+async def test_a_prompt_that_opted_out_is_not_kept(calm: Stack) -> None:
+    async with calm.client() as client:
+        ids = await words(client, "not kept", SHARED)
+        await ask(client, ids, cache_opt_out=True)
+        await at_rest(calm)
+        later = await ask(client, ids)
+    assert later.receipt.usage.cached_tokens == 0
+    assert later.receipt.miss_reason is MissReason.NEVER_SEEN
+
+
+@pytest.mark.failure("B040")
+async def test_a_prompt_of_whole_blocks_computes_its_last_token_again(calm: Stack) -> None:
+    async with calm.client() as client:
+        ids = await words(client, "whole blocks", 48)
+        first = await ask(client, ids, return_token_ids=True)
+        await at_rest(calm)
+        second = await ask(client, ids, return_token_ids=True)
+    assert second.receipt.usage.cached_tokens == 32
+    assert second.choices[0].token_ids == first.choices[0].token_ids
+
+
+@pytest.mark.failure("B018")
+async def test_what_a_cancelled_answer_computed_is_kept(calm: Stack) -> None:
+    async with calm.client() as client:
+        ids = await words(client, "cancelled", SHARED)
+        async with client.generate(ids, max_output_tokens=1000, ignore_eos=True) as stream:
+            async for _ in stream.text():
+                break
+        await at_rest(calm)
+        follow_up = await ask(client, ids)
+    assert follow_up.receipt.usage.cached_tokens == CACHED
