@@ -9,10 +9,10 @@ DEV_STAMP := $(VENV)/.installed-dev
 export GOMP_SPINCOUNT ?= 10000
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: serve test test-slow lint protos image-check clean
+.PHONY: serve test test-slow lint protos clean
 
 serve: $(SERVE_STAMP)
-	@exec $(BIN)/quire up --demo $(ARGS)
+	@exec $(BIN)/quire up --demo --config deploy/quire.local.toml $(ARGS)
 
 test: $(DEV_STAMP)
 	$(BIN)/python -m pytest $(ARGS)
