@@ -54,6 +54,8 @@ class ModelTokenizer:
         added = tokenizer.get_added_tokens_decoder()
         self._control = {token_id: token for token_id, token in added.items() if token.special}
         self._bytes = bytes_of_tokens(tokenizer.get_vocab(with_added_tokens=True), spec, set(self._control))
+        self.max_token_bytes = max(map(len, self._bytes))
+        """Bytes of the longest token; asked for by every request."""
         self.special_tokens = {token.content: token_id for token_id, token in self._control.items()}
         """Text of every control token -> its id."""
         self._special_pattern = _special_pattern(self._control.values())
@@ -68,11 +70,6 @@ class ModelTokenizer:
     def vocab_size(self) -> int:
         """Ids the tokeniser knows, from 0; a model's output rows may be padded beyond them."""
         return len(self._bytes)
-
-    @property
-    def max_token_bytes(self) -> int:
-        """Bytes of the longest token."""
-        return max(map(len, self._bytes))
 
     def max_chars(self, context_tokens: int) -> int:
         """Return the longest text worth tokenising: more characters cannot fit into `context_tokens`.
