@@ -25,8 +25,8 @@ CALL_LIMIT_S = 0.05
 MAX_CONNECTIONS = 16
 LATE_S = 0.005
 """A timer that fires later than this shows that the loop was busy, not Redis."""
-MAX_EXTENSIONS = 4
-"""Times that a call's limit begins anew because the loop was late."""
+MAX_EXTENSIONS = 20
+"""Times that a call's limit begins anew because the loop was late or Redis answered others meanwhile."""
 
 _log = structlog.get_logger()
 
@@ -105,6 +105,7 @@ class RedisStore:
         self._client = client
         self._limit_s = limit_s
         self._breaker = breaker or Breaker()
+        self._num_replies = 0
 
     @property
     def is_up(self) -> bool:
@@ -166,7 +167,7 @@ class RedisStore:
                 call.close()
             raise DependencyDown("redis does not answer; calls are held back for a moment")
         try:
-            reply = await _within(call, self._limit_s if limit_s is None else limit_s)
+            reply = await self._within(call, self._limit_s if limit_s is None else limit_s)
         except _TROUBLE as exc:
             was_up = self.is_up
             self._breaker.failed(time.monotonic())
@@ -174,6 +175,7 @@ class RedisStore:
                 _log.error("redis_down", error=type(exc).__name__)
             raise DependencyDown(f"redis does not answer ({type(exc).__name__})") from exc
         except redis.exceptions.ResponseError:
+            self._num_replies += 1
             self._breaker.succeeded()  # It answered: our command was wrong.
             raise
         except BaseException:
@@ -181,33 +183,35 @@ class RedisStore:
             raise
         if not self.is_up:
             _log.info("redis_up")
+        self._num_replies += 1
         self._breaker.succeeded()
         return reply
 
+    async def _within(self, call: Awaitable[T], limit_s: float) -> T:
+        """Return what `call` gives within `limit_s` in which nothing was heard from Redis.
 
-async def _within(call: Awaitable[T], limit_s: float) -> T:
-    """Return what `call` gives within `limit_s`, not counting time in which our own loop was late.
+        Time in which our own loop was late, or in which Redis answered other calls, does not count: a burst
+        of calls makes its last ones wait for a connection, a dead Redis answers nobody.
 
-    A burst of work in this process delays the timer and the reply alike; a dead Redis delays the reply only.
-
-    Raises:
-        TimeoutError: No reply; the call has been cancelled.
-    """
-    loop = asyncio.get_running_loop()
-    task = asyncio.ensure_future(call)
-    try:
-        for _ in range(MAX_EXTENSIONS):
-            deadline = loop.time() + limit_s
-            done, _ = await asyncio.wait((task,), timeout=limit_s)
-            if done or loop.time() - deadline < LATE_S:
-                break
-        if not task.done():
-            raise TimeoutError
-        return task.result()
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait((task,))
+        Raises:
+            TimeoutError: No reply; the call has been cancelled.
+        """
+        loop = asyncio.get_running_loop()
+        task = asyncio.ensure_future(call)
+        try:
+            for _ in range(MAX_EXTENSIONS):
+                deadline, num_replies = loop.time() + limit_s, self._num_replies
+                done, _ = await asyncio.wait((task,), timeout=limit_s)
+                is_late = loop.time() - deadline >= LATE_S
+                if done or not (is_late or self._num_replies != num_replies):
+                    break
+            if not task.done():
+                raise TimeoutError
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,))
 
 
 _TROUBLE = (

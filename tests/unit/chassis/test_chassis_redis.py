@@ -132,6 +132,14 @@ async def test_more_callers_than_connections_all_end_in_time(proxy: Proxy) -> No
         assert await store.execute("PING") == b"PONG"
 
 
+async def test_a_burst_waits_for_its_turn_while_redis_answers(proxy: Proxy) -> None:
+    async with store_on(proxy.port, max_connections=1) as store:
+        await store.execute("PING", limit_s=1)
+        proxy.delay_s = 0.01
+        replies = await asyncio.gather(*(store.execute("PING") for _ in range(30)))
+    assert replies == [b"PONG"] * 30  # The last after six times the limit.
+
+
 @pytest.mark.failure("B152")
 async def test_a_black_hole_costs_little_and_recovery_is_automatic(proxy: Proxy) -> None:
     async with store_on(proxy.port) as store:
