@@ -15,7 +15,9 @@ import grpc
 import structlog
 
 from gateway.config import GatewayConfig, TenantEntry, load_config, static_tenants
-from gateway.generate import GenerateSettings
+from gateway.generate import GenerateSettings, new_request_id
+from gateway.http.app import build_app
+from gateway.http.server import HttpServer
 from gateway.models import LocalModel, load_model
 from gateway.service import SERVICE_NAME, GatewayService
 from gateway.stores.quota import RedisQuota
@@ -26,6 +28,7 @@ from services.chassis import lifecycle
 from services.chassis.errors import ErrorInterceptor
 from services.chassis.fatal import FatalError, entry
 from services.chassis.grpc import (
+    SETTINGS,
     HealthControl,
     add_health_and_reflection,
     bind,
@@ -46,7 +49,7 @@ READY_CHECK_S = 0.1
 """Seconds between two looks at whether calls can be served."""
 CLOSE_GRACE_S = 0.5
 """Seconds for the last statuses to reach their callers."""
-DRAIN_MARGIN_S = 2.0
+DRAIN_MARGIN_S = 3.0
 """Of the drain limit, what is kept for settling and closing."""
 
 _log = structlog.get_logger()
@@ -77,14 +80,18 @@ async def serve(config: GatewayConfig, tenants: Sequence[TenantEntry], life: Lif
         ),
     )
     server, health = build_server(config, parts)
+    http, http_port = build_http(config, parts)
     probes = Probes(config.probe_port, is_ready=lambda: parts.is_ready, metrics=metrics, host=config.host)
     async with probes:
         await server.start()
+        life.spawn(http.run(), name="http")
         life.spawn(_watch(parts, health), name="ready")
         life.spawn(sample_loop_lag(metrics), name="loop_lag")
-        _log.info("listening", host=config.host, port=config.port, probe_port=probes.port)
+        _log.info(
+            "listening", host=config.host, port=config.port, http_port=http_port, probe_port=probes.port
+        )
         await life.stopping.wait()
-        await drain(parts, health, server, life.drain_limit_s - DRAIN_MARGIN_S)
+        await drain(parts, health, server, http, life.drain_limit_s - DRAIN_MARGIN_S)
     await channel.close()
     await redis.close()
     executor.shutdown(wait=False, cancel_futures=True)
@@ -115,7 +122,23 @@ def build_server(config: GatewayConfig, parts: Parts) -> tuple[grpc.aio.Server, 
     return server, health
 
 
-async def drain(parts: Parts, health: HealthControl, server: grpc.aio.Server, limit_s: float) -> None:
+def build_http(config: GatewayConfig, parts: Parts) -> tuple[HttpServer, int]:
+    """Return the HTTP door, bound and not running, and its port."""
+    app = build_app(
+        parts.generate,
+        parts.auth,
+        parts.queries.served_models,
+        new_request_id=new_request_id,
+        serialized=parts.metrics.serialized,
+        max_body_bytes=SETTINGS.max_message_bytes,
+    )
+    http = HttpServer(app, host=config.host, tls_cert=config.tls_cert, tls_key=config.tls_key)
+    return http, http.bind(config.http_port)
+
+
+async def drain(
+    parts: Parts, health: HealthControl, server: grpc.aio.Server, http: HttpServer, limit_s: float
+) -> None:
     """Not ready -> admit nothing -> finish what runs -> close."""
     health.set_not_serving()
     parts.generate.is_draining = True
@@ -123,7 +146,7 @@ async def drain(parts: Parts, health: HealthControl, server: grpc.aio.Server, li
         async with asyncio.timeout(limit_s):
             await parts.table.emptied()
     parts.table.fail_all(lambda: Draining("the gateway shuts down", ErrorDetail(retry_after_s=1.0)))
-    await server.stop(CLOSE_GRACE_S)
+    await asyncio.gather(server.stop(CLOSE_GRACE_S), http.stop())
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_MARGIN_S / 2):
             await parts.settler.drained()

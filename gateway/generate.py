@@ -8,7 +8,7 @@ proved who it is.
 import dataclasses
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 from gateway.accounts import Run, billed_tokens, ending_of, outcome_of, receipt_of
@@ -72,14 +72,16 @@ class Generate:
         request: GenerationRequest,
         caller: Caller,
         *,
+        request_id: RequestId | None = None,
         arrived: float | None = None,
         deadline_s: float | None = None,
         traceparent: str = "",
         on_slow: Callable[[], None] = lambda: None,
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         """Serve one generation. Iterate inside `contextlib.aclosing`, so that leaving early ends it at once.
 
         Args:
+            request_id: A `new_request_id` where the door must know it beforehand.
             arrived: Monotonic seconds at which the call reached this process; None is now.
             deadline_s: Seconds from `arrived` in which the caller wants it over.
             on_slow: Called when the caller does not keep up, while it may be stuck in writing.
@@ -90,8 +92,15 @@ class Generate:
         Raises:
             ServeError: Every other end, with the usage so far in its detail.
         """
-        run = self._admit(request, caller, time.monotonic() if arrived is None else arrived, deadline_s,
-                          traceparent, on_slow)  # fmt: skip
+        run = self._admit(
+            request,
+            caller,
+            request_id or new_request_id(),
+            arrived=time.monotonic() if arrived is None else arrived,
+            deadline_s=deadline_s,
+            traceparent=traceparent,
+            on_slow=on_slow,
+        )
         live = run.live
         try:
             await self._prepare(run)
@@ -124,6 +133,8 @@ class Generate:
         self,
         request: GenerationRequest,
         caller: Caller,
+        request_id: RequestId,
+        *,
         arrived: float,
         deadline_s: float | None,
         traceparent: str,
@@ -133,7 +144,6 @@ class Generate:
             raise Draining("the gateway is shutting down", ErrorDetail(retry_after_s=1.0))
         self.table.check_room()
         tenant = self.auth.tenant_of(caller)
-        request_id = RequestId(f"req-{secrets.token_hex(12)}")
         span = start_span("gateway.generate", traceparent or None, request_id=request_id, tenant=tenant.id)
         live = LiveRequest(
             request_id,
@@ -263,6 +273,11 @@ class Generate:
             )
         self.metrics.finished(outcome_of(run, usage))
         run.span.end()
+
+
+def new_request_id() -> RequestId:
+    """Return an id that no request ever had."""
+    return RequestId(f"req-{secrets.token_hex(12)}")
 
 
 def _with_deadline(limits: Limits, deadline_s: float | None) -> Limits:

@@ -77,7 +77,7 @@ class GatewayService(gateway_pb2_grpc.GenerateServiceServicer):
         with_ids, with_logprobs = request.return_token_ids, request.HasField("logprobs")
         building_s = 0.0
         try:
-            async with aclosing(run) as events:  # type: ignore[type-var]
+            async with aclosing(run) as events:
                 async for event in events:
                     started = time.perf_counter()
                     message = event_to_pb(event, with_ids=with_ids, with_logprobs=with_logprobs)

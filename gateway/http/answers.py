@@ -5,88 +5,109 @@ Knows the order of chunks and how several prompts share one answer; shapes are `
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
 import orjson
 
 from gateway.core.events import Delta, Event, Finished, Queued, Receipt, Started, StillWaiting
-from gateway.http.errors import body_of
+from gateway.http.errors import body_of, internal_error
+from gateway.http.naming import in_words_of_body
 from gateway.http.parse import Call
 from gateway.http.render import Choice, Renderer, Total
 from services.domain.errors import ServeError
 
 Events = AsyncGenerator[Event, None]
 """One generation, as the use case tells it."""
+Rename = Callable[[int, ServeError], ServeError]
+_Entry = tuple[int, Event | Exception | None]
 
 DONE = b"data: [DONE]\n\n"
 WAITING = b": waiting\n\n"
+STARTED = b": started\n\n"
 
 
 class Answer:
-    """One HTTP call on its way: its id, its choices and its usage."""
+    """One HTTP call on its way: its id, its choices and its usage.
 
-    def __init__(self, call: Call, renderer: Renderer, answer_id: str) -> None:
+    Args:
+        serialized: Told the seconds spent in building what is sent.
+    """
+
+    def __init__(
+        self, call: Call, renderer: Renderer, answer_id: str, serialized: Callable[[float], None]
+    ) -> None:
         self._call = call
         self._renderer = renderer
         self._id = answer_id
+        self._serialized = serialized
         self._created = int(time.time())
         self._total = Total()
         self._choices = [Choice() for _ in range(len(call.requests) * call.num_choices)]
 
-    async def whole(self, sources: Sequence[Events]) -> dict[str, Any]:
+    async def whole(self, sources: Sequence[Events]) -> bytes:
         """Return the complete body once every prompt has its receipt."""
-        async with aclosing(merge(sources)) as events:
+        async with aclosing(merge(sources, self._rename)) as events:
             async for prompt, event in events:
                 self._take(prompt, event)
+        began = time.perf_counter()
         choices = [
             self._renderer.choice(index, choice, logprobs=self._call.logprobs)
             for index, choice in enumerate(self._choices)
         ]
-        return self._envelope(self._renderer.object, choices) | {"usage": self._total.render()}
+        body = self._envelope(self._renderer.object, choices) | {"usage": self._total.render()}
+        data = orjson.dumps(body)
+        self._serialized(time.perf_counter() - began)
+        return data
 
     async def chunks(self, sources: Sequence[Events]) -> AsyncGenerator[bytes, None]:
         """Yield server-sent events; an error is told in-band and ends the stream without [DONE].
 
         Raises:
-            ServeError: Nothing has been yielded yet, so it can still be the answer's status.
+            Exception: Nothing has been yielded yet, so it can still be the answer's status.
         """
-        begun = False
+        has_begun, building_s = False, 0.0
         try:
-            async with aclosing(merge(sources)) as events:
+            async with aclosing(merge(sources, self._rename)) as events:
                 async for prompt, event in events:
-                    for part in self._render(prompt, event):
-                        begun = True
-                        yield part
-        except ServeError as error:
-            if not begun:
+                    began = time.perf_counter()
+                    parts = self._render(prompt, event)
+                    building_s += time.perf_counter() - began
+                    if parts:
+                        has_begun = True
+                        yield parts
+        except Exception as error:
+            if not has_begun:
                 raise
-            yield _data(body_of(error))
+            told = error if isinstance(error, ServeError) else internal_error(error)
+            yield _data(body_of(told))
             return
+        finally:
+            self._serialized(building_s)
         if self._call.include_usage:
             yield _data(self._envelope(self._renderer.chunk_object, []) | {"usage": self._total.render()})
         yield DONE
 
-    def _render(self, prompt: int, event: Event) -> list[bytes]:
+    def _render(self, prompt: int, event: Event) -> bytes:
         match event:
             case Queued() | StillWaiting():
-                return [WAITING]
+                return WAITING
             case Started():
                 first = prompt * self._call.num_choices
                 openings = map(self._renderer.opening, range(first, first + self._call.num_choices))
-                return [self._chunk(opening) for opening in openings if opening is not None]
+                return b"".join(self._chunk(one) for one in openings if one is not None) or STARTED
             case Delta():
                 index = self._index(prompt, event.choice)
-                offset = self._choices[index].text_length
-                self._choices[index].text_length += len(event.text)
                 logprobs = self._call.logprobs
-                return [self._chunk(self._renderer.delta(index, event, offset, logprobs=logprobs))]
+                return self._chunk(
+                    self._renderer.delta(event, index, self._choices[index], logprobs=logprobs)
+                )
             case Finished():
-                return [self._chunk(self._renderer.ending(self._index(prompt, event.choice), event))]
+                return self._chunk(self._renderer.ending(self._index(prompt, event.choice), event))
             case Receipt():
                 self._total.add(event)
-                return []
+                return b""
 
     def _take(self, prompt: int, event: Event) -> None:
         match event:
@@ -101,6 +122,10 @@ class Answer:
             case _:
                 pass
 
+    def _rename(self, prompt: int, error: ServeError) -> ServeError:
+        several = len(self._call.requests) > 1
+        return in_words_of_body(error, self._call.names, prompt=prompt if several else None)
+
     def _index(self, prompt: int, choice: int) -> int:
         return prompt * self._call.num_choices + choice
 
@@ -113,30 +138,28 @@ class Answer:
         return {"id": self._id, "object": kind, "created": self._created, "model": model, "choices": choices}
 
 
-async def merge(sources: Sequence[Events]) -> AsyncGenerator[tuple[int, Event], None]:
+async def merge(sources: Sequence[Events], rename: Rename) -> AsyncGenerator[tuple[int, Event], None]:
     """Yield (index of the source, event) as events come; the first failure ends all of them."""
     if len(sources) == 1:
-        async with aclosing(sources[0]) as events:
-            async for event in events:
-                yield 0, event
-        return
-    queue: asyncio.Queue[tuple[int, Event | Exception | None]] = asyncio.Queue(maxsize=len(sources))
-
-    async def pump(index: int, source: Events) -> None:
         try:
-            async with aclosing(source) as events:
+            async with aclosing(sources[0]) as events:
                 async for event in events:
-                    await queue.put((index, event))
-        except Exception as error:  # raised again below, by the one who reads
-            await queue.put((index, error))
-        else:
-            await queue.put((index, None))
-
-    pumps = [asyncio.ensure_future(pump(i, source)) for i, source in enumerate(sources)]
+                    yield 0, event
+        except ServeError as error:
+            raise rename(0, error) from error.__cause__
+        return
+    queue: asyncio.Queue[_Entry] = asyncio.Queue(maxsize=len(sources))
+    # No TaskGroup: a generator may be resumed and closed by other tasks than the one that began it.
+    pumps = [
+        asyncio.create_task(_pump(index, source, queue), name="prompt")
+        for index, source in enumerate(sources)
+    ]
     running = len(pumps)
     try:
         while running:
             index, entry = await queue.get()
+            if isinstance(entry, ServeError):
+                raise rename(index, entry) from entry.__cause__
             if isinstance(entry, Exception):
                 raise entry
             if entry is None:
@@ -147,6 +170,17 @@ async def merge(sources: Sequence[Events]) -> AsyncGenerator[tuple[int, Event], 
         for task in pumps:
             task.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(index: int, source: Events, queue: asyncio.Queue[_Entry]) -> None:
+    try:
+        async with aclosing(source) as events:
+            async for event in events:
+                await queue.put((index, event))
+    except Exception as error:  # raised again by the one who reads
+        await queue.put((index, error))
+    else:
+        await queue.put((index, None))
 
 
 def _data(body: dict[str, Any]) -> bytes:

@@ -1,18 +1,20 @@
 """The OpenAI-compatible door: /v1/models, /v1/completions, /v1/chat/completions.
 
-Knows HTTP only: who calls, what a body means and how an answer looks. The work is the same use case that
-the gRPC door calls. Every route but none is open: each asks for the caller first.
+Knows HTTP only: what a body means and how an answer looks. Who calls was found out by `edge` before any
+route is looked at; the work is the same use case that the gRPC door calls.
 """
 
-import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+import asyncio
+import re
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
-import structlog
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -21,26 +23,25 @@ from starlette.types import Receive, Scope, Send
 from gateway.core.auth import Authenticator
 from gateway.core.request import Caller, GenerationRequest
 from gateway.http.answers import Answer, Events
-from gateway.http.errors import BodyTooLarge, body_of, headers_of, status_of
-from gateway.http.owner import ClientGone, while_connected
+from gateway.http.edge import CALLER, Edge
+from gateway.http.errors import BodyTooLarge, BodyTooSlow, response_of, response_of_route
+from gateway.http.owner import ClientGone, Patience, while_connected
 from gateway.http.parse import Call, parse_chat, parse_completion
 from gateway.http.render import ChatRenderer, CompletionRenderer, Renderer
+from gateway.http.server import ABORT
 from services.domain.errors import InvalidField, ServeError, UnknownModel
+from services.domain.ids import RequestId
+from services.rpc.gateway_values import ModelState
 
 IGNORED_HEADER = "x-quire-ignored-fields"
 REQUEST_HEADER = "x-request-id"
-LOOPBACK = frozenset({"127.0.0.1", "::1"})
+MAX_HEADER_CHARS = 1024
+BODY_LIMIT_S = 60.0
+"""Seconds in which a body must have come."""
+PARSE_HERE_BYTES = 64 * 1024
+"""A larger body is parsed in a thread, so that it holds up nobody else."""
 
-_log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCard:
-    """What /v1/models tells of one model."""
-
-    name: str
-    revision: str
-    max_context_tokens: int
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 
 
 class UseCase(Protocol):
@@ -51,16 +52,20 @@ class UseCase(Protocol):
         request: GenerationRequest,
         caller: Caller,
         *,
-        deadline_s: float | None = None,
-        traceparent: str | None = None,
+        request_id: RequestId | None = None,
+        arrived: float | None = None,
+        traceparent: str = "",
+        on_slow: Callable[[], None] = ...,
     ) -> Events: ...
 
 
 def build_app(
     generate: UseCase,
     authenticator: Authenticator,
-    models: Callable[[], Sequence[ModelCard]],
+    served_models: Callable[[], Sequence[ModelState]],
     *,
+    new_request_id: Callable[[], RequestId],
+    serialized: Callable[[float], None],
     max_body_bytes: int,
 ) -> Starlette:
     """Return the ASGI application.
@@ -68,98 +73,125 @@ def build_app(
     Args:
         generate: The use case.
         authenticator: Says who calls.
-        models: Lists what can be called now.
+        served_models: Lists what can be called now.
+        serialized: Told the seconds that each answer took to build.
         max_body_bytes: A larger body is refused with 413 before it is parsed.
     """
-    door = _Door(generate, authenticator, models, max_body_bytes)
-    return Starlette(
+    door = _Door(generate, served_models, new_request_id, serialized, max_body_bytes)
+    app = Starlette(
         routes=[
             Route("/v1/models", door.list_models, methods=["GET"]),
             Route("/v1/models/{model:path}", door.get_model, methods=["GET"]),
             Route("/v1/completions", door.completions, methods=["POST"]),
             Route("/v1/chat/completions", door.chat, methods=["POST"]),
         ],
-        exception_handlers={ServeError: _on_serve_error, ClientGone: _on_gone, Exception: _on_bug},
+        middleware=[Middleware(Edge, authenticator=authenticator)],
+        exception_handlers={HTTPException: _on_route_error},
     )
+    app.router.redirect_slashes = False
+    return app
 
 
 class _Door:
     def __init__(
         self,
         generate: UseCase,
-        authenticator: Authenticator,
-        models: Callable[[], Sequence[ModelCard]],
+        served_models: Callable[[], Sequence[ModelState]],
+        new_request_id: Callable[[], RequestId],
+        serialized: Callable[[float], None],
         max_body_bytes: int,
     ) -> None:
         self._generate = generate
-        self._authenticator = authenticator
-        self._models = models
+        self._served_models = served_models
+        self._new_request_id = new_request_id
+        self._serialized = serialized
         self._max_body_bytes = max_body_bytes
 
     async def list_models(self, request: Request) -> Response:
-        self._caller(request)
-        return _json({"object": "list", "data": [_card(card) for card in self._models()]})
+        cards = [_card(model) for model in self._served_models()]
+        return _json(orjson.dumps({"object": "list", "data": cards}))
 
     async def get_model(self, request: Request) -> Response:
-        self._caller(request)
         name = request.path_params["model"]
-        for card in self._models():
-            if card.name == name:
-                return _json(_card(card))
-        raise UnknownModel(f"model {name!r} is not served here")
+        for model in self._served_models():
+            if model.name == name:
+                return _json(orjson.dumps(_card(model)))
+        raise UnknownModel("the model is not served here; see /v1/models")
 
     async def completions(self, request: Request) -> Response:
-        caller = self._caller(request)
-        call = parse_completion(await self._body(request))
-        return await self._answer(request, caller, call, CompletionRenderer(), "cmpl-")
+        call = await self._call(request, parse_completion)
+        return await self._answer(request, call, CompletionRenderer(), "cmpl-")
 
     async def chat(self, request: Request) -> Response:
-        caller = self._caller(request)
-        call = parse_chat(await self._body(request))
-        return await self._answer(request, caller, call, ChatRenderer(), "chatcmpl-")
+        call = await self._call(request, parse_chat)
+        return await self._answer(request, call, ChatRenderer(), "chatcmpl-")
 
-    def _caller(self, request: Request) -> Caller:
-        scheme, _, value = request.headers.get("authorization", "").partition(" ")
-        key = value.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key")
-        host = request.client.host if request.client else ""
-        return self._authenticator.authenticate(key or None, from_loopback=host in LOOPBACK)
+    async def _call(self, request: Request, parse: Callable[[Any], Call]) -> Call:
+        try:
+            async with asyncio.timeout(BODY_LIMIT_S):
+                body = await self._body(request)
+        except TimeoutError as error:
+            raise BodyTooSlow(f"the body did not come within {BODY_LIMIT_S:.0f} seconds") from error
+        if len(body) <= PARSE_HERE_BYTES:
+            return parse(_loads(body))
+        return await asyncio.to_thread(lambda: parse(_loads(body)))
 
-    async def _body(self, request: Request) -> Any:
+    async def _body(self, request: Request) -> bytes:
+        declared = request.headers.get("content-length", "")
+        self._check_size(int(declared) if declared.isdecimal() and len(declared) < 20 else 0)
         parts, size = [], 0
         try:
             async for part in request.stream():
                 size += len(part)
-                if size > self._max_body_bytes:
-                    raise BodyTooLarge(f"the body is over {self._max_body_bytes} bytes")
+                self._check_size(size)
                 parts.append(part)
         except ClientDisconnect as gone:
             raise ClientGone from gone
-        try:
-            return orjson.loads(b"".join(parts))
-        except orjson.JSONDecodeError as error:
-            raise InvalidField("body", "is not valid JSON") from error
+        return b"".join(parts)
 
-    async def _answer(
-        self, request: Request, caller: Caller, call: Call, renderer: Renderer, prefix: str
-    ) -> Response:
-        answer_id = prefix + uuid.uuid4().hex
-        headers = {REQUEST_HEADER: answer_id}
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes > self._max_body_bytes:
+            raise BodyTooLarge(f"the body must be at most {self._max_body_bytes} bytes")
+
+    async def _answer(self, request: Request, call: Call, renderer: Renderer, prefix: str) -> Response:
+        ids = [self._new_request_id() for _ in call.requests]
+        headers = {REQUEST_HEADER: ", ".join(ids)}
         if call.ignored:
-            headers[IGNORED_HEADER] = ", ".join(call.ignored).encode("ascii", "replace").decode()[:1024]
+            headers[IGNORED_HEADER] = header_of_names(call.ignored)
+        patience = Patience()
         sources = [
-            self._generate.run(each, caller, traceparent=request.headers.get("traceparent"))
-            for each in call.requests
+            self._generate.run(
+                each,
+                request.scope[CALLER],
+                request_id=request_id,
+                arrived=time.monotonic(),
+                traceparent=request.headers.get("traceparent", ""),
+                on_slow=patience.on_slow,
+            )
+            for each, request_id in zip(call.requests, ids, strict=True)
         ]
-        answer = Answer(call, renderer, answer_id)
-        if call.stream:
-            chunks = answer.chunks(sources)
-            first = await while_connected(request.receive, _first(chunks))
-            return _EventStream(first, chunks, headers)
-        body = await while_connected(request.receive, answer.whole(sources))
-        return _json(body, headers=headers)
+        answer = Answer(call, renderer, prefix + ids[0], self._serialized)
+        try:
+            if call.stream:
+                chunks = answer.chunks(sources)
+                first = await while_connected(request.receive, _first(chunks), patience)
+                return _EventStream(first, chunks, headers, patience)
+            return _json(await while_connected(request.receive, answer.whole(sources), patience), headers)
+        except ServeError as error:
+            return response_of(error, headers)
 
 
-async def _first(chunks: AsyncIterator[bytes]) -> bytes:
+def header_of_names(names: Sequence[str]) -> str:
+    """Join names of fields for a header; they are a caller's words, so only plain characters get through."""
+    shown: list[str] = []
+    for name in names:
+        shown.append(_UNSAFE.sub("?", name[:64]))
+        if sum(map(len, shown)) + 2 * len(shown) > MAX_HEADER_CHARS:
+            return ", ".join([*shown[:-1], "..."])
+    return ", ".join(shown)
+
+
+async def _first(chunks: AsyncGenerator[bytes, None]) -> bytes:
     return await anext(chunks)
 
 
@@ -168,52 +200,57 @@ class _EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
-        super().__init__(headers=headers | {"cache-control": "no-cache"})
+    def __init__(
+        self, first: bytes, rest: AsyncGenerator[bytes, None], headers: dict[str, str], patience: Patience
+    ) -> None:
+        super().__init__(headers=headers | {"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._first = first
         self._rest = rest
+        self._patience = patience
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await while_connected(receive, self._send(send))
+            await while_connected(receive, self._send(send), self._patience)
         except ClientGone:
-            return
+            # Somebody who does not read would keep the connection for ever.
+            scope.get(ABORT, _nothing)()
 
     async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": self._first, "more_body": True})
         async with aclosing(self._rest) as rest:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": self._first, "more_body": True})
             async for part in rest:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _card(card: ModelCard) -> dict[str, Any]:
+def _nothing() -> None:
+    pass
+
+
+def _loads(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidField("body", "must be valid JSON") from error
+
+
+def _card(model: ModelState) -> dict[str, Any]:
     return {
-        "id": card.name,
+        "id": model.name,
         "object": "model",
         "created": 0,
         "owned_by": "quire",
-        "root": card.revision,
-        "max_model_len": card.max_context_tokens,
+        "root": model.revision,
+        "max_model_len": model.capacity.max_context_tokens,
     }
 
 
-def _json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(body), status, headers, "application/json")
+def _json(body: bytes, headers: dict[str, str] | None = None) -> Response:
+    return Response(body, 200, headers, "application/json")
 
 
-def _on_serve_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ServeError)
-    return _json(body_of(error), status_of(error), headers_of(error))
-
-
-def _on_gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)
-
-
-def _on_bug(request: Request, error: Exception) -> Response:
-    correlation_id = uuid.uuid4().hex
-    _log.error("call_failed", path=request.url.path, correlation_id=correlation_id, exc_info=error)
-    return _json(body_of(ServeError(f"internal error, correlation id {correlation_id}")), 500)
+def _on_route_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return response_of_route(error)

@@ -70,8 +70,9 @@ class Fields:
                 raise self.wrong(name, "is not supported here")
 
     def ignored(self) -> list[str]:
-        """Names present in the body that nothing has read."""
-        return sorted(f"{self._prefix}{name}" for name in self._body.keys() - self._read)
+        """Names present in the body that nothing has read (null counts as absent)."""
+        unread = self._body.keys() - self._read
+        return sorted(f"{self._prefix}{name}" for name in unread if self._body[name] is not None)
 
     def wrong(self, name: str, message: str) -> InvalidField:
         return InvalidField(f"{self._prefix}{name}", message)

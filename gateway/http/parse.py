@@ -3,23 +3,41 @@
 Source: OpenAI's API reference for completions and chat completions; vLLM's extra sampling fields.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.request import ChatTurn, GenerationRequest, SamplingOptions
-from gateway.http.fields import Fields, as_integer
+from gateway.core.request import GenerationRequest, SamplingOptions
+from gateway.http.fields import Fields
+from gateway.http.inputs import read_messages, read_prompts
 from services.domain.errors import InvalidField
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's documented default of `max_tokens` on /v1/completions."""
-MAX_PROMPTS = 64
-"""Prompts in one completions call."""
+MAX_ID_DIGITS = 10
+"""Digits of a token id."""
 
-_NOT_SERVED_CHAT: dict[str, Any] = {
+_NOT_SERVED: dict[str, Any] = {
+    "best_of": None, "use_beam_search": False, "length_penalty": 1.0, "early_stopping": False,
+    "guided_json": None, "guided_regex": None, "guided_choice": None, "guided_grammar": None,
+    "structured_outputs": None, "prompt_logprobs": None, "allowed_token_ids": None, "bad_words": [],
+    "logits_processors": [], "truncate_prompt_tokens": None, "echo": False,
+    "return_tokens_as_token_ids": False, "skip_special_tokens": True,
+}  # fmt: skip
+"""Known fields that would change the answer, and the value that changes nothing."""
+_NOT_SERVED_CHAT: dict[str, Any] = _NOT_SERVED | {
     "tools": [], "tool_choice": "none", "functions": [], "function_call": "none", "audio": None,
     "modalities": ["text"], "prediction": None, "web_search_options": None, "reasoning_effort": None,
+    "verbosity": None, "documents": [], "chat_template": None, "chat_template_kwargs": {},
+    "add_generation_prompt": True, "continue_final_message": False,
 }  # fmt: skip
-_NOT_SERVED_COMPLETIONS: dict[str, Any] = {"echo": False, "suffix": None}
+_NOT_SERVED_COMPLETIONS: dict[str, Any] = _NOT_SERVED | {"suffix": None}
+
+_NAMES = {
+    "max_output_tokens": "max_tokens", "min_output_tokens": "min_tokens", "token_ids": "prompt",
+    "chat.messages": "messages", "chat": "messages", "client_label": "user",
+}  # fmt: skip
+"""What the use case calls otherwise than the body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +50,8 @@ class Call:
     logprobs: bool
     ignored: tuple[str, ...]
     """Fields of the body that nothing here knows."""
+    names: Mapping[str, str]
+    """Names in the use case -> names in the body."""
 
     @property
     def num_choices(self) -> int:
@@ -42,19 +62,16 @@ class Call:
 def parse_completion(body: Any) -> Call:
     """Read the body of /v1/completions."""
     fields = _fields(body)
-    fields.refuse(_NOT_SERVED_COMPLETIONS)
-    best_of = fields.integer("best_of")
-    if best_of is not None and best_of != (fields.integer("n") or 1):
-        raise InvalidField("best_of", "only the value of n is supported")
+    fields.refuse(_NOT_SERVED_COMPLETIONS | {"best_of": fields.integer("n") or 1})
     num_logprobs = fields.integer("logprobs")
     max_tokens = fields.integer("max_tokens")
     common = _common(fields) | {
         "max_output_tokens": DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens,
         "num_logprobs": num_logprobs,
     }
-    prompts = _prompts(fields.raw("prompt"))
+    prompts = read_prompts(fields.raw("prompt"))
     requests = tuple(GenerationRequest(**common, **prompt) for prompt in prompts)
-    return _call(fields, requests, logprobs=num_logprobs is not None)
+    return _call(fields, requests, _NAMES, logprobs=num_logprobs is not None)
 
 
 def parse_chat(body: Any) -> Call:
@@ -69,13 +86,17 @@ def parse_chat(body: Any) -> Call:
     if alternatives is not None and not logprobs:
         raise InvalidField("top_logprobs", "needs logprobs to be true")
     newest, older = fields.integer("max_completion_tokens"), fields.integer("max_tokens")
+    turns, ignored = read_messages(fields.raw("messages"))
     request = GenerationRequest(
         **_common(fields),
-        chat=_messages(fields.raw("messages")),
+        chat=turns,
         max_output_tokens=older if newest is None else newest,
         num_logprobs=(alternatives or 0) if logprobs else None,
     )
-    return _call(fields, (request,), logprobs=logprobs)
+    names = _NAMES | {"logprobs": "top_logprobs"}
+    if newest is not None:
+        names["max_output_tokens"] = "max_completion_tokens"
+    return _call(fields, (request,), names, logprobs=logprobs, ignored=ignored)
 
 
 def _fields(body: Any) -> Fields:
@@ -84,19 +105,27 @@ def _fields(body: Any) -> Fields:
     return Fields(body)
 
 
-def _call(fields: Fields, requests: tuple[GenerationRequest, ...], *, logprobs: bool) -> Call:
+def _call(
+    fields: Fields,
+    requests: tuple[GenerationRequest, ...],
+    names: Mapping[str, str],
+    *,
+    logprobs: bool,
+    ignored: Sequence[str] = (),
+) -> Call:
     stream = fields.boolean("stream") or False
     options = fields.object("stream_options")
     if options is not None and not stream:
         raise InvalidField("stream_options", "needs stream to be true")
     include_usage = bool(options and options.boolean("include_usage"))
-    ignored = fields.ignored() + (options.ignored() if options else [])
+    unknown = [*fields.ignored(), *ignored, *(options.ignored() if options else [])]
     return Call(
         requests=requests,
         stream=stream,
         include_usage=include_usage,
         logprobs=logprobs,
-        ignored=tuple(ignored),
+        ignored=tuple(unknown),
+        names=names,
     )
 
 
@@ -122,6 +151,8 @@ def _common(fields: Fields) -> dict[str, Any]:
         "stop": _stop(fields.raw("stop")),
         "stop_token_ids": fields.integers("stop_token_ids"),
         "ignore_eos": fields.boolean("ignore_eos") or False,
+        "include_stop": fields.boolean("include_stop_str_in_output") or False,
+        "cache_salt": fields.string("cache_salt") or "",
         "client_label": (fields.string("user") or "")[:64],
     }
 
@@ -147,8 +178,8 @@ def _logit_bias(fields: Fields) -> dict[int, float]:
     result = {}
     for key in biases.names():
         value = biases.number(key)
-        if not key.isdecimal() or value is None:
-            raise InvalidField("logit_bias", "maps token ids to numbers")
+        if not (key.isascii() and key.isdecimal() and len(key) <= MAX_ID_DIGITS) or value is None:
+            raise InvalidField("logit_bias", "must map token ids to numbers")
         result[int(key)] = value
     return result
 
@@ -160,57 +191,3 @@ def _stop(value: Any) -> tuple[str, ...]:
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
         raise InvalidField("stop", "must be a string or a list of strings")
     return tuple(entries)
-
-
-def _prompts(value: Any) -> list[dict[str, Any]]:
-    """A text, ids, or a list of either; each becomes the fields of one request."""
-    if isinstance(value, str):
-        return [{"prompt": value}]
-    if not isinstance(value, list) or not value:
-        raise InvalidField("prompt", "must be a text, token ids, or a non-empty list of either")
-    if not isinstance(value[0], (str, list)):
-        return [{"token_ids": tuple(as_integer(v, f"prompt[{i}]") for i, v in enumerate(value))}]
-    if len(value) > MAX_PROMPTS:
-        raise InvalidField("prompt", f"at most {MAX_PROMPTS} prompts, got {len(value)}")
-    prompts: list[dict[str, Any]] = []
-    for i, entry in enumerate(value):
-        if isinstance(entry, str):
-            prompts.append({"prompt": entry})
-        elif isinstance(entry, list):
-            ids = tuple(as_integer(v, f"prompt[{i}][{j}]") for j, v in enumerate(entry))
-            prompts.append({"token_ids": ids})
-        else:
-            raise InvalidField(f"prompt[{i}]", "must be a text or a list of token ids")
-    return prompts
-
-
-def _messages(value: Any) -> tuple[ChatTurn, ...]:
-    if not isinstance(value, list) or not value:
-        raise InvalidField("messages", "must be a non-empty list")
-    turns = []
-    for i, entry in enumerate(value):
-        if not isinstance(entry, dict):
-            raise InvalidField(f"messages[{i}]", "must be an object")
-        message = Fields(entry, f"messages[{i}].")
-        message.refuse({"tool_calls": [], "function_call": None, "audio": None})
-        role = message.string("role")
-        if not role:
-            raise message.wrong("role", "is required")
-        content = _content(message.raw("content"), f"messages[{i}].content")
-        turns.append(ChatTurn(role=role, content=content, name=message.string("name")))
-    return tuple(turns)
-
-
-def _content(value: Any, field: str) -> str:
-    """A text, or text parts joined by line breaks. Nothing is ever fetched for a client."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise InvalidField(field, "must be a text or a non-empty list of text parts")
-    texts = []
-    for i, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise InvalidField(f"{field}[{i}]", "only parts of the type text are supported here")
-        texts.append(part["text"])
-    return "\n".join(texts)

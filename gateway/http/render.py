@@ -1,23 +1,22 @@
 """Generation events -> OpenAI's JSON, whole or as chunks. One renderer per endpoint, one shape each.
 
-Knows nothing of HTTP: plain dicts come out. Log-probabilities are clamped, so that JSON stays valid.
+Knows nothing of HTTP: plain dicts come out.
 """
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gateway.core.events import Delta, Finished, Receipt, TokenRecord
+from gateway.http.logprobs import TextOffsets, chat_logprobs, completion_logprobs
 from services.domain.generation import FinishReason
-
-LOWEST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot say."""
 
 _FINISH = {
     FinishReason.STOP: "stop",
     FinishReason.STOP_STRING: "stop",
     FinishReason.LENGTH: "length",
-    FinishReason.BUDGET: "budget",
+    FinishReason.BUDGET: "length",
 }
+"""In the words that OpenAI's clients know; `stop_reason` says the rest."""
 
 
 @dataclass(slots=True)
@@ -49,8 +48,8 @@ class Choice:
     texts: list[str] = field(default_factory=list)
     tokens: list[TokenRecord] = field(default_factory=list)
     finish: Finished | None = None
-    text_length: int = 0
-    """Characters given out so far, for `text_offset`."""
+    offsets: TextOffsets = field(default_factory=TextOffsets)
+    """Where in the text the next token begins."""
 
 
 class Renderer(Protocol):
@@ -65,8 +64,8 @@ class Renderer(Protocol):
     def opening(self, index: int) -> dict[str, Any] | None:
         """Render what a stream sends before a choice's first text, if anything."""
 
-    def delta(self, index: int, delta: Delta, offset: int, *, logprobs: bool) -> dict[str, Any]:
-        """Render a part of a choice; `offset` is the characters before it."""
+    def delta(self, delta: Delta, index: int, choice: Choice, *, logprobs: bool) -> dict[str, Any]:
+        """Render the next part of a choice."""
 
     def ending(self, index: int, finish: Finished) -> dict[str, Any]:
         """Render the end of a choice: the only chunk with a finish reason."""
@@ -82,15 +81,15 @@ class CompletionRenderer:
         return {
             "index": index,
             "text": "".join(choice.texts),
-            "logprobs": _completion_logprobs(choice.tokens, 0) if logprobs else None,
+            "logprobs": completion_logprobs(choice.tokens, choice.offsets) if logprobs else None,
             **_finish(choice.finish),
         }
 
     def opening(self, index: int) -> dict[str, Any] | None:
         return None
 
-    def delta(self, index: int, delta: Delta, offset: int, *, logprobs: bool) -> dict[str, Any]:
-        tokens = _completion_logprobs(delta.tokens, offset) if logprobs else None
+    def delta(self, delta: Delta, index: int, choice: Choice, *, logprobs: bool) -> dict[str, Any]:
+        tokens = completion_logprobs(delta.tokens, choice.offsets) if logprobs else None
         return {"index": index, "text": delta.text, "logprobs": tokens, "finish_reason": None}
 
     def ending(self, index: int, finish: Finished) -> dict[str, Any]:
@@ -107,7 +106,7 @@ class ChatRenderer:
         return {
             "index": index,
             "message": {"role": "assistant", "content": "".join(choice.texts), "refusal": None},
-            "logprobs": _chat_logprobs(choice.tokens) if logprobs else None,
+            "logprobs": chat_logprobs(choice.tokens) if logprobs else None,
             **_finish(choice.finish),
         }
 
@@ -115,8 +114,8 @@ class ChatRenderer:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def delta(self, index: int, delta: Delta, offset: int, *, logprobs: bool) -> dict[str, Any]:
-        tokens = _chat_logprobs(delta.tokens) if logprobs else None
+    def delta(self, delta: Delta, index: int, choice: Choice, *, logprobs: bool) -> dict[str, Any]:
+        tokens = chat_logprobs(delta.tokens) if logprobs else None
         return {
             "index": index,
             "delta": {"content": delta.text},
@@ -131,37 +130,5 @@ class ChatRenderer:
 def _finish(finish: Finished | None) -> dict[str, Any]:
     if finish is None:
         return {"finish_reason": None}
-    return {"finish_reason": _FINISH[finish.reason], "stop_reason": finish.stop_string}
-
-
-def _clamp(logprob: float | None) -> float:
-    return LOWEST_LOGPROB if logprob is None or not logprob > LOWEST_LOGPROB else logprob
-
-
-def _text(token_bytes: bytes) -> str:
-    return token_bytes.decode("utf-8", errors="replace")
-
-
-def _chat_logprobs(tokens: list[TokenRecord] | tuple[TokenRecord, ...]) -> dict[str, Any]:
-    def entry(token_bytes: bytes, logprob: float | None) -> dict[str, Any]:
-        return {"token": _text(token_bytes), "bytes": list(token_bytes), "logprob": _clamp(logprob)}
-
-    content = [
-        entry(token.token_bytes, token.logprob)
-        | {"top_logprobs": [entry(token_bytes, value) for _, token_bytes, value in token.top]}
-        for token in tokens
-    ]
-    return {"content": content, "refusal": None}
-
-
-def _completion_logprobs(tokens: list[TokenRecord] | tuple[TokenRecord, ...], offset: int) -> dict[str, Any]:
-    offsets, position = [], offset
-    for token in tokens:
-        offsets.append(position)
-        position += len(_text(token.token_bytes))
-    return {
-        "tokens": [_text(token.token_bytes) for token in tokens],
-        "token_logprobs": [_clamp(token.logprob) for token in tokens],
-        "top_logprobs": [{_text(b): _clamp(value) for _, b, value in token.top} for token in tokens],
-        "text_offset": offsets,
-    }
+    budget = "budget" if finish.reason is FinishReason.BUDGET else None
+    return {"finish_reason": _FINISH[finish.reason], "stop_reason": finish.stop_string or budget}

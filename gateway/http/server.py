@@ -1,0 +1,137 @@
+"""Serve the HTTP door by uvicorn, inside the process' own event loop and under its own signals.
+
+Knows sockets, limits on how long and how much a client may take before it says what it wants, and how to
+stop. Knows no route.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from asyncio import Transport
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from services.chassis.fatal import FatalError
+from services.chassis.grpc import require_free_port
+
+ABORT = "quire.abort"
+"""Key in the scope of a function that cuts the connection without waiting for what is still to be sent."""
+HEAD_LIMIT_S = 15.0
+"""Seconds in which a request's line and headers must have come, from the first byte or the connection on."""
+MAX_HEAD_BYTES = 64 * 1024
+KEEP_ALIVE_S = 75.0
+"""Seconds that a silent connection is kept: longer than proxies and client pools keep theirs."""
+STOP_GRACE_S = 1.0
+"""Seconds for answers on their way when the door is closed."""
+
+
+class HttpServer:
+    """One listening door: `bind`, then `run` in the background, then `stop`."""
+
+    def __init__(
+        self, app: ASGIApp, *, host: str, tls_cert: Path | None = None, tls_key: Path | None = None
+    ) -> None:
+        self._host = host
+        self._server = _Uvicorn(
+            uvicorn.Config(
+                app,
+                http=_Protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_S,  # type: ignore[arg-type]
+                timeout_graceful_shutdown=STOP_GRACE_S,  # type: ignore[arg-type]
+                ssl_certfile=tls_cert,
+                ssl_keyfile=tls_key,
+            )
+        )
+        self._socket: socket.socket | None = None
+        self._ended = asyncio.Event()
+
+    def bind(self, port: int) -> int:
+        """Listen on `port` (0: any free one) and return the port; calls wait until `run`.
+
+        Raises:
+            BusyPort: Somebody else listens there.
+            FatalError: The address or the TLS files cannot be used.
+        """
+        require_free_port(self._host, port)
+        try:
+            self._server.config.load()
+        except (OSError, ssl.SSLError) as exc:
+            raise FatalError(f"cannot use the TLS files: {exc}") from exc
+        family, _, _, _, address = socket.getaddrinfo(self._host, port, type=socket.SOCK_STREAM)[0]
+        self._socket = socket.create_server(address[:2], family=family)
+        bound: int = self._socket.getsockname()[1]
+        return bound
+
+    async def run(self) -> None:
+        """Serve until `stop`."""
+        assert self._socket is not None
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            self._ended.set()
+
+    async def stop(self) -> None:
+        """Close the port; answers on their way get `STOP_GRACE_S`."""
+        self._server.should_exit = True
+        await self._ended.wait()
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone: they are the process' business."""
+        yield
+
+
+class _Protocol(HttpToolsProtocol):
+    """Closes a connection that takes too long, or too many bytes, to say what it wants."""
+
+    _head_timer: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_is_here()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._head_timer is not None:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_timer is not None and self._head_bytes > MAX_HEAD_BYTES:
+            self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        scope: Any = self.scope
+        scope[ABORT] = self.transport.abort
+        self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._head_is_here()
+        super().on_headers_complete()
+
+    def _await_head(self) -> None:
+        if self._head_timer is None:
+            self._head_bytes = 0
+            self._head_timer = self.loop.call_later(HEAD_LIMIT_S, self.transport.abort)
+
+    def _head_is_here(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None

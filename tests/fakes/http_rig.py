@@ -1,0 +1,76 @@
+"""The HTTP door of a `gateway_rig`, on a port of its own, served as in the real process."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from openai import AsyncOpenAI
+from starlette.applications import Starlette
+
+from gateway.generate import new_request_id
+from gateway.http.app import build_app
+from gateway.http.server import HttpServer
+from tests.fakes.gateway_rig import Rig, gateway_rig
+
+MAX_BODY_BYTES = 256 * 1024
+KEY = "acme-key"
+"""Of the rig's tenant `acme`."""
+
+
+@dataclass
+class HttpRig:
+    """A gateway with both doors."""
+
+    rig: Rig
+    app: Starlette
+    server: HttpServer
+    port: int
+    client: AsyncOpenAI
+    """The official client, as tenant `acme`."""
+    web: httpx.AsyncClient
+    """Without a key: tenant `local`."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def post(self, path: str = "/v1/completions", **body: Any) -> httpx.Response:
+        """Post a body; model and prompt are filled in."""
+        default: dict[str, Any] = {"model": "tiny"}
+        if path.endswith("chat/completions"):
+            default["messages"] = [{"role": "user", "content": "hello"}]
+        else:
+            default["prompt"] = "hello"
+        return await self.web.post(path, json=default | body)
+
+
+def openai_client(port: int, key: str = KEY) -> AsyncOpenAI:
+    """Return the official client, without its own retries."""
+    return AsyncOpenAI(api_key=key, base_url=f"http://127.0.0.1:{port}/v1", max_retries=0)
+
+
+@asynccontextmanager
+async def http_rig(**options: Any) -> AsyncIterator[HttpRig]:
+    """Start a gateway with both doors between fake peers."""
+    async with gateway_rig(**options) as rig:
+        app = build_app(
+            rig.parts.generate,
+            rig.parts.auth,
+            rig.parts.queries.served_models,
+            new_request_id=new_request_id,
+            serialized=rig.parts.metrics.serialized,
+            max_body_bytes=MAX_BODY_BYTES,
+        )
+        server = HttpServer(app, host="127.0.0.1")
+        port = server.bind(0)
+        serving = asyncio.create_task(server.run())
+        client = openai_client(port)
+        try:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as web, client:
+                yield HttpRig(rig, app, server, port, client, web)
+        finally:
+            await server.stop()
+            await serving
