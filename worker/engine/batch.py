@@ -5,6 +5,7 @@ Knows nothing of requests, tenants or why a row is in the step.
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +15,8 @@ from services.domain.generation import SamplingParams
 Int32 = NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleRow:
-    """How to draw the token that follows one output row."""
+class SampleRow(NamedTuple):
+    """How to draw the token that follows one output row. A tuple: made for each of them in each step."""
 
     params: SamplingParams
     choice: int

@@ -3,7 +3,7 @@
 Knows nothing of why things happened: the step scheduler tells it.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from services.domain.ids import RequestKey, TenantId
@@ -40,7 +40,7 @@ class StepReport:
         self._events: list[Event] = []
         self._started: list[RequestKey] = []
         self._ended: list[Ended | Refused] = []
-        self._use: dict[TenantId, _Use] = {}
+        self._use: defaultdict[TenantId, _Use] = defaultdict(_Use)
         self._used_now: set[TenantId] = set()
         self._failures_told = 0
         self.prefix_tokens: Counter[str] = Counter()
@@ -77,10 +77,16 @@ class StepReport:
     ) -> None:
         """Add the token that a sequence has just been given (already among its output ids)."""
         request = sequence.request
-        position = len(sequence.output_ids) - 1
-        logprobs = None if logprob is None else (logprob,)
-        tops = None if top is None else (top,)
-        self._tokens.append(TokensOut(request.handle, sequence.choice, position, (token_id,), logprobs, tops))
+        self._tokens.append(
+            TokensOut(
+                request.handle,
+                sequence.choice,
+                len(sequence.output_ids) - 1,
+                (token_id,),
+                None if logprob is None else (logprob,),
+                None if top is None else (top,),
+            )
+        )
         self._use_of(request.tenant).output_tokens += 1
 
     def repeat(self, sequence: Sequence, first_position: int) -> None:
@@ -130,10 +136,7 @@ class StepReport:
 
     def _use_of(self, tenant: TenantId) -> _Use:
         self._used_now.add(tenant)
-        use = self._use.get(tenant)
-        if use is None:
-            use = self._use[tenant] = _Use()
-        return use
+        return self._use[tenant]
 
 
 def _frozen(use: _Use) -> TenantUse:

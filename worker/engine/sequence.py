@@ -106,7 +106,7 @@ class Sequence:
 
     @property
     def is_seated(self) -> bool:
-        return self.state in _SEATED
+        return self.state in SEATED
 
     @property
     def is_started(self) -> bool:
@@ -143,4 +143,5 @@ class Sequence:
         return self.hashes((self.num_tokens - 1) // BLOCK_SIZE)
 
 
-_SEATED = frozenset({SequenceState.PREFIX_WAIT, SequenceState.PREFILL, SequenceState.DECODE})
+SEATED = (SequenceState.DECODE, SequenceState.PREFILL, SequenceState.PREFIX_WAIT)
+"""States of a sequence that has a seat."""

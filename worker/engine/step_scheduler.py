@@ -19,7 +19,7 @@ from worker.engine.page_pool import PagePool
 from worker.engine.prefill_order import share_prefill
 from worker.engine.report import StepReport
 from worker.engine.seating import Seating
-from worker.engine.sequence import Sequence, SequenceState
+from worker.engine.sequence import SEATED, Sequence, SequenceState
 from worker.engine.step_plan import Row, StepPlan
 
 
@@ -168,13 +168,13 @@ class StepScheduler:
         failed: list[bool] = result.failed.tolist()
         out = 0
         for row in plan.rows:
+            seq, run, _, _, _, samples = row
             index = out
-            out += row.samples
-            seq = row.sequence
-            if seq.run != row.run or not seq.is_started:
+            out += samples
+            if seq.run != run or not seq.is_started:
                 # A sibling's bad row has ended its request in this very loop.
                 continue
-            if row.samples and failed[index]:
+            if samples and failed[index]:
                 # Its keys and values may be as bad as its logits: nothing of this step is published, and
                 # what earlier chunks have published is withdrawn.
                 self._seating.withdraw(seq)
@@ -183,23 +183,24 @@ class StepScheduler:
                 self._intake.end_request(seq.request, now, error=error)
                 continue
             self._advance(row)
-            if row.samples:
+            if samples:
                 self._take_token(seq, token_ids[index], index, result, now)
 
     def _advance(self, row: Row) -> None:
         """Record that a row's tokens are computed, and publish the blocks they complete."""
-        seq = row.sequence
+        seq, _, start, num_tokens, is_decode, _ = row
         request = seq.request
-        start, end = row.start, row.start + row.num_tokens
+        end = start + num_tokens
         seq.num_computed = end
-        request.computed_tokens += row.num_tokens
+        request.computed_tokens += num_tokens
         num_entered = -(-end // BLOCK_SIZE) - -(-start // BLOCK_SIZE)
         if num_entered:
-            self.pool.transitions["decode" if row.is_decode else "prefill"] += num_entered
-        if not row.is_decode:
+            self.pool.transitions["decode" if is_decode else "prefill"] += num_entered
+        if not is_decode:
             fresh = min(end, len(seq.prompt_ids)) - max(start, seq.high_water)
             self._report.prompt_computed(request.tenant, fresh)
-        seq.high_water = max(seq.high_water, end)
+        if end > seq.high_water:
+            seq.high_water = end
         if end // BLOCK_SIZE > seq.num_published:
             self._seating.publish(seq)
 
@@ -225,7 +226,8 @@ class StepScheduler:
 
     def _stats(self, plan: StepPlan, step_s: float, now: float) -> StepStats:
         seating, pool = self._seating, self.pool
-        states = Counter(seq.state.value for seq in seating.seated)
+        seated = [seq.state for seq in seating.seated]
+        states = Counter({state.value: seated.count(state) for state in SEATED if state in seated})
         waiting_tokens = 0
         oldest = now
         for entry in seating.line:

@@ -159,7 +159,7 @@ class SimExecutor:
 
     def draw(self, rows: Sequence[SampleRow]) -> StepResult:
         """Draw one token for each row, in no time. Bad rows fail."""
-        token_ids = np.zeros(len(rows), np.int32)
+        token_ids: list[int] = [0] * len(rows)
         failed = np.zeros(len(rows), np.bool_)
         logprobs = np.zeros(len(rows), np.float32)
         top: list[TopLogprobs | None] = [None] * len(rows)
@@ -177,17 +177,21 @@ class SimExecutor:
                 if num_top:
                     ids = tuple(palette[(index + k) % len(palette)] for k in range(num_top))
                     top[i] = TopLogprobs(ids, (logprob,) * num_top)
-        return StepResult(token_ids=token_ids, failed=failed, logprobs=logprobs, top=tuple(top))
+        drawn = np.array(token_ids, np.int32)
+        return StepResult(token_ids=drawn, failed=failed, logprobs=logprobs, top=tuple(top))
 
     def _index(self, row: SampleRow) -> int:
         """Return the place in the palette of the row's next token."""
-        last = row.output_ids[-1] if row.output_ids else 0
-        place = f"{row.params.seed},{row.choice},{row.position},{last}".encode()
-        index = crc32(place, self._prompt_digest(row.prompt_ids)) % len(self._palette)
-        for _ in range(len(self._palette)):
-            if self._palette[index] not in row.forbidden_ids:
-                break
-            index = (index + 1) % len(self._palette)
+        params, choice, position, prompt_ids, output_ids, forbidden_ids = row
+        last = output_ids[-1] if output_ids else 0
+        place = f"{params.seed},{choice},{position},{last}".encode()
+        palette = self._palette
+        index = crc32(place, self._prompt_digest(prompt_ids)) % len(palette)
+        if forbidden_ids:
+            for _ in range(len(palette)):
+                if palette[index] not in forbidden_ids:
+                    break
+                index = (index + 1) % len(palette)
         return index
 
     def _prompt_digest(self, prompt_ids: Sequence[int]) -> int:
