@@ -76,7 +76,8 @@ class StaticTenants:
         for owner in digests.values():
             if owner not in self._tenants:
                 raise ValueError(f"a key names the unknown tenant {owner}")
-        self._tenants.setdefault(LOCAL, Tenant(id=LOCAL, band=Band.INTERACTIVE))
+        local = Tenant(id=LOCAL, band=Band.INTERACTIVE, max_concurrency=4096, tokens_per_minute=100_000_000)
+        self._tenants.setdefault(LOCAL, local)
         self._digests = dict(digests)
 
     def tenant_of_key(self, digest: str) -> TenantId | None:

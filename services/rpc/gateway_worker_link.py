@@ -178,8 +178,10 @@ class WorkerLink:
         self._send(pb.ConnectRequest(finish_choice=message))
 
     def _on_message(self, message: pb.ConnectResponse) -> None:
-        self._heard_at = time.monotonic()
         kind = message.WhichOneof("message")
+        if kind != "welcome":
+            # A worker that only ever greets is not alive.
+            self._heard_at = time.monotonic()
         if kind == "step":
             if message.position <= self._received:
                 return

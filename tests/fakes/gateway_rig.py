@@ -106,8 +106,9 @@ async def gateway_rig(
         max_sequences=32,
     )
     scheduler = FakeScheduler(model)
-    scheduler.workers = [FakeWorker(f"worker-{n}") for n in range(num_workers)]
-    for worker in scheduler.workers:
+    workers = [FakeWorker(f"worker-{n}") for n in range(num_workers)]
+    scheduler.workers = list(workers)
+    for worker in workers:
         await worker.start()
     await scheduler.start()
     store = MemoryQuota(time.monotonic) if quota is None else quota
@@ -135,7 +136,7 @@ async def gateway_rig(
             port = bind(server, "127.0.0.1:0")
             await server.start()
             channel = create_channel(f"127.0.0.1:{port}")
-            rig = Rig(parts, scheduler, scheduler.workers, store, metrics, port, server, channel)
+            rig = Rig(parts, scheduler, workers, store, metrics, port, server, channel)
             try:
                 await rig.until(lambda: parts.is_ready)
                 yield rig
@@ -145,7 +146,7 @@ async def gateway_rig(
                 for task in list(host.tasks):
                     task.cancel()
                 await scheduler.stop()
-                for worker in scheduler.workers:
+                for worker in workers:
                     await worker.stop()
                 await scheduler_channel.close()
 

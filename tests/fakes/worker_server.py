@@ -40,6 +40,17 @@ class _Running:
     is_new: bool = True
 
 
+class _Outbox(Outbox[pb.ConnectResponse]):
+    """Swallows everything while its worker is mute."""
+
+    def __init__(self, worker: "FakeWorker") -> None:
+        super().__init__()
+        self._worker = worker
+
+    def put_nowait(self, item: pb.ConnectResponse) -> bool:
+        return True if self._worker.is_mute else super().put_nowait(item)
+
+
 class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     """One boot of a worker. It remembers what a gateway has not confirmed and sends it again."""
 
@@ -98,7 +109,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
     ) -> None:
         hello = (await first_message(requests)).hello
         self.hellos.append(hello)
-        outbox: Outbox[pb.ConnectResponse] = Outbox()
+        outbox = _Outbox(self)
         resumed = hello.worker_epoch == self.epoch
         if not resumed:
             self.running.clear()
@@ -219,5 +230,5 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self._position += 1
         message = pb.ConnectResponse(position=self._position, step=step)
         self._unconfirmed.append(message)
-        if self._outbox is not None and not self.is_mute:
+        if self._outbox is not None:
             self._outbox.put_nowait(message)

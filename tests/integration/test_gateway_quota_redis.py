@@ -1,0 +1,88 @@
+"""The gateway's quotas against a real Valkey: outages, cancelled calls, black holes."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from gateway.core.auth import Tenant
+from gateway.stores.quota import RedisQuota, Reservation
+from services.chassis.errors import from_rpc_error
+from services.chassis.redis import connect
+from services.domain.errors import DependencyDown
+from services.domain.ids import RequestId, TenantId
+from tests.fakes.gateway_rig import ACME, ACME_KEY, Rig, a_request, gateway_rig, generate
+
+
+@pytest.fixture
+async def rig(valkey_url: str) -> AsyncIterator[Rig]:
+    redis = connect(valkey_url, limit_s=1.0)
+    await redis.execute("FLUSHALL")
+    async with gateway_rig(quota=RedisQuota(redis)) as started:
+        yield started
+    await redis.close()
+
+
+@pytest.mark.failure("B125")
+@pytest.mark.failure("B132")
+async def test_what_streams_used_is_what_the_bucket_lost(rig: Rig) -> None:
+    answers = await asyncio.gather(*[generate(rig, metadata=ACME_KEY) for _ in range(20)])
+    call = rig.stub.Generate(a_request(), metadata=ACME_KEY)
+    call.cancel()
+    await rig.settled()
+    used = sum(a.receipt.usage.prompt_tokens + a.receipt.usage.output_tokens for a in answers)
+    use = await rig.quota.use(ACME)
+    assert (use.num_leases, use.reserved_tokens) == (0, 0)
+    assert use.left_tokens >= ACME.tokens_per_minute - used - 17
+
+
+@pytest.mark.failure("B146")
+async def test_cancelled_reservations_leave_every_reply_with_its_own_call(valkey_url: str) -> None:
+    store = RedisQuota(connect(valkey_url, limit_s=2.0))
+    tenants = [
+        Tenant(id=TenantId(uuid.uuid4().hex), max_concurrency=n + 1, tokens_per_minute=1000 + n)
+        for n in range(100)
+    ]
+
+    async def one(n: int) -> None:
+        for step in range(n + 1):
+            reservation = Reservation(id=RequestId(str(step)), tenant=tenants[n], num_choices=1, num_tokens=1)
+            await store.reserve(reservation)
+        assert (await store.use(tenants[n])).num_leases == n + 1
+
+    tasks = [asyncio.create_task(one(n)) for n in range(100)]
+    for n, task in enumerate(tasks):
+        if n % 2:
+            asyncio.get_running_loop().call_later(n / 5000, task.cancel)
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(result is None for result in results[::2])
+    assert all(result is None or isinstance(result, asyncio.CancelledError) for result in results)
+    assert (await store.use(tenants[50])).num_leases == 51
+
+
+@pytest.mark.failure("B152")
+@pytest.mark.parametrize("answers", [False, True])
+async def test_a_store_that_is_gone_or_silent_refuses_within_its_limit(answers: bool) -> None:
+    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(-1)
+        writer.close()
+
+    hole = await asyncio.start_server(swallow, "127.0.0.1", 0)
+    port = hole.sockets[0].getsockname()[1]
+    if not answers:
+        hole.close()
+    redis = connect(f"redis://127.0.0.1:{port}/0")
+    async with gateway_rig(quota=RedisQuota(redis)) as rig:
+        for _ in range(5):
+            began = time.monotonic()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await generate(rig)
+            assert type(from_rpc_error(caught.value)) is DependencyDown
+            assert time.monotonic() - began < 0.5
+        assert rig.scheduler.acquired == []
+        assert not redis.is_up
+    await redis.close()
+    hole.close()

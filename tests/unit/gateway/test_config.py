@@ -1,0 +1,73 @@
+"""Configuration and tenants are checked once, and errors never show a key."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.config import load_config, static_tenants
+from gateway.core.auth import Authenticator
+from services.chassis.config import ConfigError
+from services.domain.errors import BadCredential
+from services.domain.generation import Band
+
+TENANTS = """
+[gateway]
+port = 7000
+
+[[tenants]]
+id = "acme"
+key = "acme-secret"
+band = "batch"
+max_concurrency = 3
+kv_pages = 10
+
+[[tenants]]
+id = "beta"
+key_hmac = "{hmac}"
+"""
+
+
+def test_flags_file_and_tenants_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "quire.toml"
+    file.write_text(TENANTS.format(hmac="0" * 64))
+    config, tenants = load_config(["--config", str(file), "--model", "a=/x", "--model", "b=/y=z"], {})
+    assert config.port == 7000
+    assert config.models() == {"a": Path("/x"), "b": Path("/y=z")}
+    auth = Authenticator(static_tenants(tenants, b"k"), b"k")
+    caller = auth.authenticate("acme-secret", from_loopback=False)
+    assert (caller.tenant, auth.tenant_of(caller).band, auth.tenant_of(caller).max_concurrency) == (
+        "acme",
+        Band.BATCH,
+        3,
+    )
+    with pytest.raises(BadCredential):
+        auth.authenticate("0" * 64, from_loopback=True)
+
+
+@pytest.mark.failure("B180")
+@pytest.mark.parametrize(
+    ("broken", "rule"),
+    [
+        ('id = "a}b"\nkey = "long-secret"', "id must be"),
+        ('id = "a"\nkey = "short1"', "at least 8"),
+        ('id = "a"\nkey = "long-secret"\nbnad = 1', "a table of"),
+        ('id = "a"\nkey = "long-secret"\nmax_concurrency = 0', "max_concurrency must be at least 1"),
+        ('id = "a"\nkey_hmac = "ABC"', "64 hex digits"),
+    ],
+)
+def test_a_bad_tenant_is_refused_without_showing_its_key(tmp_path: Path, broken: str, rule: str) -> None:
+    file = tmp_path / "quire.toml"
+    file.write_text(f"[[tenants]]\n{broken}\n")
+    with pytest.raises(ConfigError, match=rule) as caught:
+        load_config(["--config", str(file)], {})
+    assert "secret" not in str(caught.value)
+    assert "short1" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--model", "x"], ["--model", "a=b", "--model", "a=c"], ["--scheduler", "nowhere"], ["--port", "-1"]],
+)
+def test_bad_flags_are_refused(flags: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        load_config(flags, {})
