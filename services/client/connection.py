@@ -9,6 +9,7 @@ from typing import Final
 
 import grpc
 
+from services.chassis.telemetry import inject
 from services.domain.errors import InvalidField
 
 DEFAULT_TARGET: Final = "127.0.0.1:50051"
@@ -38,8 +39,11 @@ class Connection:
     """Sent with every call, e.g. `traceparent`."""
 
     def call_metadata(self) -> tuple[tuple[str, str], ...]:
-        """Headers of a call; the key travels here and nowhere else."""
+        """Headers of a call: the key travels here and nowhere else, and the caller's trace goes on."""
         headers = tuple(self.metadata.items())
+        current = inject()
+        if current and "traceparent" not in self.metadata:
+            headers = (*headers, ("traceparent", current))
         return headers if self.api_key is None else (*headers, ("authorization", f"Bearer {self.api_key}"))
 
     def model_for(self, given: str | None) -> str:
