@@ -271,7 +271,10 @@ class Generate:
                     idempotency_key=run.request.idempotency_key,
                 )
             )
-        self.metrics.finished(outcome_of(run, usage))
+        outcome = outcome_of(run, usage)
+        self.metrics.finished(outcome)
+        run.span.set_attribute("reason", outcome.reason)
+        run.span.set_attribute("output_tokens", usage.output_tokens)
         run.span.end()
 
 

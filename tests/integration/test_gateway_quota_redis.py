@@ -86,3 +86,25 @@ async def test_a_store_that_is_gone_or_silent_refuses_within_its_limit(answers: 
         assert not redis.is_up
     await redis.close()
     hole.close()
+
+
+@pytest.mark.failure("B149")
+async def test_a_burst_above_the_pool_is_answered_one_by_one(valkey_url: str) -> None:
+    redis = connect(valkey_url, limit_s=2.0, max_connections=10)
+    store = RedisQuota(redis)
+    tenant = Tenant(id=TenantId(uuid.uuid4().hex), max_concurrency=1000, tokens_per_minute=1_000_000)
+
+    def a_call(n: int) -> asyncio.Task[None]:
+        reservation = Reservation(id=RequestId(str(n)), tenant=tenant, num_choices=1, num_tokens=1)
+        return asyncio.create_task(store.reserve(reservation))
+
+    tasks = [a_call(n) for n in range(500)]
+    for task in tasks[::5]:
+        asyncio.get_running_loop().call_later(0.01, task.cancel)
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {type(result) for result in results} <= {type(None), asyncio.CancelledError}
+    assert (await store.use(tenant)).num_leases >= 400
+    assert redis.is_up
+    await asyncio.gather(*[a_call(n) for n in range(500)])
+    assert (await store.use(tenant)).num_leases == 500
+    await redis.close()
