@@ -23,10 +23,10 @@ Value = str | bytes | int | float
 
 CALL_LIMIT_S = 0.05
 MAX_CONNECTIONS = 16
-LATE_S = 0.005
-"""A timer that fires later than this shows that the loop was busy, not Redis."""
-MAX_EXTENSIONS = 20
-"""Times that a call's limit begins anew because the loop was late or Redis answered others meanwhile."""
+NUM_SLICES = 10
+"""A limit is waited for in so many slices; a busy loop makes a slice last longer, and it counts no more."""
+MAX_LIMITS = 20
+"""Whatever Redis answers to others, a call ends after so many times its limit."""
 
 _log = structlog.get_logger()
 
@@ -196,14 +196,15 @@ class RedisStore:
         Raises:
             TimeoutError: No reply; the call has been cancelled.
         """
-        loop = asyncio.get_running_loop()
         task = asyncio.ensure_future(call)
+        num_silent, num_replies = 0, self._num_replies
         try:
-            for _ in range(MAX_EXTENSIONS):
-                deadline, num_replies = loop.time() + limit_s, self._num_replies
-                done, _ = await asyncio.wait((task,), timeout=limit_s)
-                is_late = loop.time() - deadline >= LATE_S
-                if done or not (is_late or self._num_replies != num_replies):
+            for _ in range(MAX_LIMITS * NUM_SLICES):
+                await asyncio.wait((task,), timeout=limit_s / NUM_SLICES)
+                num_silent += 1
+                if self._num_replies != num_replies:
+                    num_silent, num_replies = 0, self._num_replies
+                if task.done() or num_silent == NUM_SLICES:
                     break
             if not task.done():
                 raise TimeoutError
