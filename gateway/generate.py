@@ -258,6 +258,8 @@ class Generate:
     def _close(self, run: Run) -> None:
         """Release everything the request holds: the one end of every request, from every state."""
         live = run.live
+        if run.error is None:
+            run.error = live.error  # Failed, and left before it was told.
         live.close()
         self.table.remove(live)
         usage = live.usage

@@ -27,6 +27,7 @@ HEAD_LIMIT_S = 15.0
 MAX_HEAD_BYTES = 64 * 1024
 KEEP_ALIVE_S = 75.0
 """Seconds that a silent connection is kept: longer than proxies and client pools keep theirs."""
+BACKLOG = 2048
 STOP_GRACE_S = 1.0
 """Seconds for answers on their way when the door is closed."""
 
@@ -57,6 +58,11 @@ class HttpServer:
         self._socket: socket.socket | None = None
         self._ended = asyncio.Event()
 
+    @property
+    def num_connections(self) -> int:
+        """Clients that are connected now."""
+        return len(self._server.server_state.connections)
+
     def bind(self, port: int) -> int:
         """Listen on `port` (0: any free one) and return the port; calls wait until `run`.
 
@@ -69,8 +75,7 @@ class HttpServer:
             self._server.config.load()
         except (OSError, ssl.SSLError) as exc:
             raise FatalError(f"cannot use the TLS files: {exc}") from exc
-        family, _, _, _, address = socket.getaddrinfo(self._host, port, type=socket.SOCK_STREAM)[0]
-        self._socket = socket.create_server(address[:2], family=family)
+        self._socket = _listening(self._host, port)
         bound: int = self._socket.getsockname()[1]
         return bound
 
@@ -86,6 +91,23 @@ class HttpServer:
         """Close the port; answers on their way get `STOP_GRACE_S`."""
         self._server.should_exit = True
         await self._ended.wait()
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family, kind, proto, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+    )[0]
+    # Only on a socket that says TCP by number does asyncio switch Nagle's delay off: 40 ms per answer.
+    listening = socket.socket(family, kind, proto)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(BACKLOG)
+        listening.setblocking(False)
+    except OSError:
+        listening.close()
+        raise
+    return listening
 
 
 class _Uvicorn(uvicorn.Server):

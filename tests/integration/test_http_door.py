@@ -1,0 +1,301 @@
+"""The HTTP door from outside: who gets in, what is refused and how, and what no answer gives away."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import pytest
+from starlette.routing import Route
+
+from gateway.core.events import Receipt
+from gateway.core.request import Caller
+from gateway.http import server as http_server
+from gateway.http.server import HttpServer
+from services.chassis.fatal import BusyPort
+from services.domain.errors import (
+    BadRow,
+    DependencyDown,
+    DuplicateKey,
+    ErrorDetail,
+    NotYours,
+    NoWorker,
+    QueueFull,
+    ServeError,
+)
+from services.domain.ids import RequestId, TenantId
+from tests.fakes.http_rig import KEY, MAX_BODY_BYTES, HttpRig, http_rig
+
+ACME = Caller(tenant=TenantId("acme"), key_id="")
+LOCAL = Caller(tenant=TenantId("local"), key_id="")
+ODD_PATHS = ("/", "/v1", "/v1/models/", "/v1/../v1/models", "//v1/models", "/admin", "/metrics", "/docs",
+             "/openapi.json", "/v1/models/%2e%2e", "/V1/MODELS")  # fmt: skip
+STRANGERS: tuple[dict[str, str], ...] = (
+    {"authorization": "Bearer wrong"},
+    {"authorization": "Bearer"},
+    {"authorization": "Basic YTpi"},
+    {"authorization": KEY},
+    {"x-api-key": "wrong"},
+    {"x-forwarded-for": "127.0.0.1"},
+    {"origin": "http://localhost:3000"},
+    {"host": "rebound.example"},
+)
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[HttpRig]:
+    async with http_rig() as started:
+        yield started
+
+
+def error_of(answer: Any) -> dict[str, Any]:
+    """Return the error of an answer, after checking that it has OpenAI's shape and nothing more."""
+    assert answer.headers["content-type"] == "application/json"
+    body = answer.json()
+    assert set(body) == {"error"}
+    error: dict[str, Any] = body["error"]
+    assert set(error) - {"usage"} == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.failure("B179")
+@pytest.mark.parametrize("headers", STRANGERS)
+async def test_no_route_is_open_to_a_stranger(http: HttpRig, headers: dict[str, str]) -> None:
+    routes = [route for route in http.app.routes if isinstance(route, Route)]
+    assert len(routes) == 4
+    paths = [route.path.replace("{model:path}", "tiny") for route in routes]
+    for path in (*paths, *ODD_PATHS):
+        for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
+            answer = await http.web.request(method, path, headers=headers)
+            assert answer.status_code == 401, (method, path)
+            assert error_of(answer)["code"] == "BAD_CREDENTIAL"
+    assert http.rig.scheduler.acquired == []
+
+
+@pytest.mark.parametrize("headers", [{"authorization": f"bearer {KEY}"}, {"x-api-key": KEY}])
+async def test_a_valid_key_counts_wherever_the_call_comes_from(
+    http: HttpRig, headers: dict[str, str]
+) -> None:
+    answer = await http.web.get("/v1/models", headers=headers | {"x-forwarded-for": "10.0.0.1"})
+    assert answer.status_code == 200
+
+
+async def test_routes_and_methods_that_do_not_exist_say_so_in_openai_s_words(http: HttpRig) -> None:
+    unknown = await http.web.get("/v1/embeddings")
+    assert (unknown.status_code, error_of(unknown)["code"]) == (404, "UNKNOWN_ROUTE")
+    wrong = await http.web.get("/v1/completions")
+    assert (wrong.status_code, error_of(wrong)["code"]) == (405, "METHOD_NOT_ALLOWED")
+    assert wrong.headers["allow"] == "POST"
+    assert "server" not in wrong.headers
+
+
+async def test_too_large_a_body_is_refused_before_it_is_read(http: HttpRig) -> None:
+    declared = await http.web.post("/v1/completions", content=b" " * (MAX_BODY_BYTES + 1))
+    assert (declared.status_code, error_of(declared)["code"]) == (413, "BODY_TOO_LARGE")
+
+    async def drops() -> AsyncIterator[bytes]:
+        for _ in range(MAX_BODY_BYTES // 4096 + 1):
+            yield b" " * 4096
+
+    undeclared = await http.web.post("/v1/completions", content=drops())
+    assert undeclared.status_code == 413
+    assert undeclared.headers["connection"] == "close"
+
+
+async def test_a_body_just_within_the_cap_is_read(http: HttpRig) -> None:
+    body = json.dumps({"model": "tiny", "prompt": "x"}).encode()
+    answer = await http.web.post("/v1/completions", content=body.ljust(MAX_BODY_BYTES))
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"null", b'{"a":NaN}', b'{"model":"\xff"}', b"[" * 5000, b'"\\ud800"']
+)
+async def test_a_body_that_is_no_json_object_is_a_bad_request(http: HttpRig, content: bytes) -> None:
+    answer = await http.web.post("/v1/chat/completions", content=content)
+    assert answer.status_code == 400
+    assert error_of(answer)["param"] == "body"
+
+
+async def test_unknown_fields_are_ignored_and_named_and_cannot_write_headers(http: HttpRig) -> None:
+    answer = await http.post("/v1/chat/completions", **{
+        "store": True, "evil\r\nset-cookie: a=b": 1, "é": 2, "metadata": None,
+        "messages": [{"role": "user", "content": "x", "weight": 1}],
+        "stream_options": None,
+    })  # fmt: skip
+    assert answer.status_code == 200
+    named = answer.headers["x-quire-ignored-fields"].split(", ")
+    assert named == ["evil??set-cookie??a?b", "store", "?", "messages[0].weight"]
+    assert "set-cookie" not in answer.headers
+    many = await http.post(**{f"field_{number:04}": 1 for number in range(500)})
+    assert len(many.headers["x-quire-ignored-fields"]) <= 1030
+
+
+async def test_the_request_id_is_the_one_that_is_asked_for_later(http: HttpRig) -> None:
+    answers = [await http.post(), await http.post(stream=True)]
+    http.rig.scheduler.rejects = QueueFull("full")
+    answers.append(await http.post("/v1/chat/completions"))
+    http.rig.scheduler.rejects = None
+    await http.rig.settled()
+    for answer in answers:
+        request_id = RequestId(answer.headers["x-request-id"])
+        ending = await http.rig.parts.queries.request(LOCAL, request_id)
+        assert isinstance(ending, Receipt) == (answer.status_code == 200)
+    assert answers[0].json()["id"] == f"cmpl-{answers[0].headers['x-request-id']}"
+    two = await http.post(prompt=["a", "b"])
+    await http.rig.settled()
+    for one in two.headers["x-request-id"].split(", "):
+        assert isinstance(await http.rig.parts.queries.request(LOCAL, RequestId(one)), Receipt)
+
+
+@pytest.mark.failure("B182")
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (QueueFull("full", ErrorDetail(retry_after_s=0.2)), 429, "rate_limit_error"),
+        (NoWorker("none"), 503, "service_unavailable_error"),
+        (DependencyDown("down"), 503, "service_unavailable_error"),
+        (NotYours("no"), 403, "permission_error"),
+        (DuplicateKey("used"), 409, "conflict_error"),
+        (BadRow("NaN"), 500, "server_error"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_each_kind_of_failure_has_its_status(
+    http: HttpRig, error: ServeError, status: int, kind: str, stream: bool
+) -> None:
+    http.rig.scheduler.rejects = error
+    answer = await http.post(stream=stream)
+    told = error_of(answer)
+    assert (answer.status_code, told["type"], told["code"]) == (status, kind, error.reason)
+    assert ("retry-after" in answer.headers) == (status in (429, 503))
+    assert answer.headers["x-request-id"]
+
+
+@pytest.mark.failure("B182")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_fault_of_ours_is_a_correlation_id_and_nothing_else(
+    http: HttpRig, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("the secret of /etc/quire")
+
+    monkeypatch.setattr(http.rig.quota, "reserve", fail)
+    answer = await http.post(stream=stream)
+    told = error_of(answer)
+    assert (answer.status_code, told["type"]) == (500, "server_error")
+    assert told["message"].startswith("internal error, correlation id ")
+    assert "secret" not in answer.text
+    assert "Traceback" not in answer.text
+
+
+@pytest.mark.failure("B100")
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([{"role": "wizard", "content": "x"}], "messages[0].role"),
+        ([], "messages"),
+        ([{"role": "user", "content": []}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content[0]"),
+        ([{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}], "messages[0].tool_calls"),
+    ],
+)
+async def test_a_conversation_that_is_refused_is_the_caller_s_error(
+    http: HttpRig, messages: list[Any], param: str
+) -> None:
+    answer = await http.post("/v1/chat/completions", messages=messages)
+    assert (answer.status_code, error_of(answer)["param"]) == (400, param)
+
+
+@pytest.mark.failure("B098")
+async def test_an_empty_prompt_is_refused_and_its_companions_are_unharmed(http: HttpRig) -> None:
+    for prompt in ("", [], [""], [[]], ["good", ""], [[1], []]):
+        for more in ({}, {"max_tokens": 0}):
+            answer = await http.post(prompt=prompt, **more)
+            assert answer.status_code == 400, prompt
+            assert error_of(answer)["param"].startswith(("prompt", "max_tokens"))
+    assert (await http.post(max_tokens=0)).status_code == 400
+    assert (await http.post()).json()["choices"][0]["text"] == "hello world"
+    await http.rig.settled()
+    assert http.rig.worker.running == {}
+
+
+@pytest.mark.failure("B091")
+@pytest.mark.parametrize("bad", [-1, 260, 2**31, 2**63, 10**19, "abc", 1.5, True, None])
+async def test_ids_out_of_the_vocabulary_are_refused_by_name(http: HttpRig, bad: Any) -> None:
+    fields: dict[str, Any] = {"prompt": [1, bad], "stop_token_ids": [bad], "logit_bias": {str(bad): 1}}
+    for name, value in fields.items():
+        answer = await http.post(**{name: value})
+        assert answer.status_code == 400, (name, value)
+        assert error_of(answer)["param"].startswith(name)
+    assert (await http.post(logit_bias={"9" * 5000: 1})).status_code == 400
+    assert http.rig.scheduler.acquired == []
+
+
+@pytest.mark.failure("B072")
+@pytest.mark.parametrize(
+    ("stop", "status"),
+    [("", 400), ([], 200), ([""], 400), (["a", ""], 400), (None, 200), (["a"] * 5, 200), (["a"] * 17, 400),
+     ("x" * 10_000, 400), ([1], 400), ({}, 400)],
+)  # fmt: skip
+async def test_stop_entries_follow_one_rule(http: HttpRig, stop: Any, status: int) -> None:
+    assert (await http.post(stop=stop)).status_code == status
+
+
+async def test_a_busy_port_is_said_at_once(http: HttpRig) -> None:
+    with pytest.raises(BusyPort):
+        HttpServer(http.app, host="127.0.0.1").bind(http.port)
+
+
+async def connect(http: HttpRig) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", http.port)
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/comp", b"GET /v1/models HTTP/1.1\r\nx-a: b\r\n"])
+async def test_a_head_that_never_ends_ends_the_connection(
+    http: HttpRig, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(http_server, "HEAD_LIMIT_S", 0.2)
+    reader, writer = await connect(http)
+    writer.write(sent)
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+    writer.close()
+
+
+async def test_a_head_without_bounds_ends_the_connection(http: HttpRig) -> None:
+    reader, writer = await connect(http)
+    writer.write(b"GET /v1/models HTTP/1.1\r\n")
+    with pytest.raises(ConnectionError):  # noqa: PT012
+        for number in range(100_000):
+            writer.write(b"x-%d: %s\r\n" % (number, b"a" * 1000))
+            await writer.drain()
+        await reader.readexactly(1)
+    writer.close()
+
+
+async def test_a_connection_is_kept_for_the_next_call_also_after_a_refusal(http: HttpRig) -> None:
+    reader, writer = await connect(http)
+    call = b"GET %s HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    for path, status in ((b"/v1/models", b"200"), (b"/nothing", b"404"), (b"/v1/models", b"200")):
+        writer.write(call % path)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.split(b" ")[1] == status
+        length = next(
+            int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
+        )
+        await reader.readexactly(length)
+    writer.close()
+
+
+async def test_the_port_is_closed_and_streams_are_told_when_the_door_stops() -> None:
+    async with http_rig() as http:
+        http.rig.worker.is_open.clear()
+        call = asyncio.create_task(http.post())
+        await http.rig.until(lambda: http.rig.worker.submits)
+        http.rig.parts.table.fail_all(partial(NoWorker, "stopping"))
+        await http.server.stop()
+        assert (await call).status_code == 503
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", http.port)) != 0
