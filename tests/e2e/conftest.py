@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.stack import Setup, Stack, running
+from tests.e2e.stack import REAL, Setup, Stack, running
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +17,13 @@ def calm(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="module")
 def mortal(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Two workers in which every process dies at some time."""
-    with running(Setup(), model_path, tmp_path_factory.mktemp("mortal")) as stack:
+    """Two slow workers in which every process dies at some time."""
+    with running(Setup(step_ms=8.0), model_path, tmp_path_factory.mktemp("mortal")) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def real(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One worker that computes the real model."""
+    with running(REAL, model_path, tmp_path_factory.mktemp("real")) as stack:
         yield stack

@@ -1,4 +1,4 @@
-"""One suite of real processes: `quire up --sim` as a child, seen from outside.
+"""One suite of real processes: `quire up` as a child, seen from outside.
 
 Knows its processes, ports, metrics and Redis keys; knows nothing of what is tested.
 """
@@ -26,8 +26,9 @@ from services.launcher.topology import Ports
 from services.rpc.fleet_status import QueueStatus, WorkerStatus, queue_status, worker_statuses
 
 MODEL = "smollm2-135m-instruct"
-PAGE_BYTES = 368_640
-"""What a page of the simulated model takes."""
+SIM_PAGE_BYTES = 368_640
+REAL_PAGE_BYTES = 737_280
+"""What a page of the real model takes: 30 layers of float32."""
 UP_LIMIT_S = 90.0
 TRIES = 3
 """Times that a start is tried with other ports, should somebody take one meanwhile."""
@@ -35,6 +36,7 @@ KEYS = {"red": "red-key-0001", "blue": "blue-key-0002", "green": "green-key-0003
 """Keys of the tenants in `FILE`; green may have 6 sequences at once."""
 FILE = """
 [worker]
+threads = 1
 sim_prefill_tokens_per_s = {prefill}
 sim_step_ms = {step_ms}
 sim_decode_ms = 0.1
@@ -65,6 +67,8 @@ max_concurrency = 6
 class Setup:
     """What differs between stacks."""
 
+    is_sim: bool = True
+    """Simulate the model, or compute it in torch."""
     num_workers: int = 2
     num_pages: int = 160
     """KV pages of each worker."""
@@ -74,6 +78,15 @@ class Setup:
     stuck_after_s: float = 2.0
     restart_after_s: float = 60.0
     is_traced: bool = False
+
+    @property
+    def kv_memory(self) -> int:
+        """Bytes of each worker's pool."""
+        return self.num_pages * (SIM_PAGE_BYTES if self.is_sim else REAL_PAGE_BYTES)
+
+
+REAL = Setup(is_sim=False, num_workers=1, num_pages=256, stuck_after_s=30)
+"""The real model on one worker; a long prefill takes its time on a busy machine."""
 
 
 class Samples:
@@ -124,9 +137,11 @@ class Stack:
         raise AssertionError(f"the suite did not come up: {(self.folder / 'up.log').read_text()}")
 
     def _launch(self) -> subprocess.Popen[bytes]:
-        words = ["--sim", "--model", f"{MODEL}={self.model_path}", "--config", str(self._config)]
+        words = ["--model", f"{MODEL}={self.model_path}", "--config", str(self._config)]
         words += ["--workers", str(self.setup.num_workers), "--port-offset", str(self.ports.offset)]
-        words += ["--kv-memory", str(self.setup.num_pages * PAGE_BYTES)]
+        words += ["--kv-memory", str(self.setup.kv_memory)]
+        if self.setup.is_sim:
+            words.append("--sim")
         if self.setup.is_traced:
             words += ["--trace", f"file:{self.trace_file}"]
         environment = {**os.environ, "QUIRE_CACHE": str(self.folder)}
