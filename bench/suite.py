@@ -29,14 +29,14 @@ class RunningSuite:
         return [self.process, *self.process.children(recursive=True)]
 
     def named(self) -> dict[str, psutil.Process]:
-        """The services by the module that each runs; workers are numbered."""
-        found: dict[str, psutil.Process] = {}
+        """All of them by what each runs; workers are numbered."""
+        found = {"launcher": self.process}
         for process in self.process.children(recursive=True):
-            command = process.cmdline()
+            command, name = process.cmdline(), process.name()
             if "-m" in command:
                 name = command[command.index("-m") + 1]
                 name = command[command.index("--name") + 1] if name == "worker" else name
-                found[name] = process
+            found[name] = process
         return found
 
 

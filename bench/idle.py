@@ -1,0 +1,113 @@
+"""What the suite costs when nobody asks anything: `python -m bench.idle`.
+
+Sends 1,000 requests to a sim suite, waits for the last answer, and watches all processes for a minute: CPU as
+a share of one core, times a thread went to sleep per second, and memory (PSS, which counts what is shared
+once). Wakeups say what to look at; unlike CPU time they do not depend on who else uses the machine.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from bench.suite import Noise, cpu_seconds, suite
+from services.client import AsyncClient
+from services.domain.errors import ServeError
+
+MODEL = "smollm2-135m-instruct"
+CONCURRENCY = 16
+SETTLE_S = 5.0
+"""Seconds between the last answer and the first reading: leases settle, reports and copies are written."""
+SMALL = ("gateway", "scheduler", "kvmanager")
+"""The processes whose memory has a bound together."""
+CONFIG = """
+[worker]
+sim_step_ms = 1.0
+sim_prefill_tokens_per_s = 1000000.0
+"""
+
+
+async def _send(target: str, num_requests: int) -> int:
+    """Return how many of `num_requests` were answered."""
+    left = iter(range(num_requests))
+    answered = 0
+
+    async def caller(client: AsyncClient) -> None:
+        nonlocal answered
+        for number in left:
+            prompt = f"request {number} asks what the river carries past the old walls"
+            with contextlib.suppress(ServeError):
+                await client.generate_text(prompt, max_output_tokens=16, ignore_eos=True)
+                answered += 1
+
+    async with AsyncClient(target, model=MODEL) as client, asyncio.TaskGroup() as group:
+        for _ in range(CONCURRENCY):
+            group.create_task(caller(client))
+    return answered
+
+
+def _sleeps(process: psutil.Process) -> int:
+    """Return how often threads of `process` that still live have gone to sleep."""
+    num = 0
+    for status in Path(f"/proc/{process.pid}/task").glob("*/status"):
+        with contextlib.suppress(OSError):
+            lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+            num += int(lines["voluntary_ctxt_switches"])
+    return num
+
+
+def measure(num_requests: int, idle_s: float) -> dict[str, dict[str, float]]:
+    """Return per process `cpu_percent` of one core, `sleeps_per_s` and `pss_mb`."""
+    with suite("--sim", config=CONFIG) as running:
+        answered = asyncio.run(_send(running.gateway, num_requests))
+        print(f"{answered} of {num_requests} requests answered", flush=True)
+        time.sleep(SETTLE_S)
+        processes, noise = running.named(), Noise()
+        cpu = {name: cpu_seconds([process]) for name, process in processes.items()}
+        sleeps = {name: _sleeps(process) for name, process in processes.items()}
+        began = time.monotonic()
+        time.sleep(idle_s)
+        took = time.monotonic() - began
+        print(f"idle for {took:.0f} s, foreign CPU {noise.foreign_share(0.0):.2f}")
+        return {
+            name: {
+                "cpu_percent": (cpu_seconds([process]) - cpu[name]) / took * 100,
+                "sleeps_per_s": (_sleeps(process) - sleeps[name]) / took,
+                "pss_mb": process.memory_full_info().pss / 2**20,
+            }
+            for name, process in processes.items()
+        }
+
+
+def _print(rows: Mapping[str, Mapping[str, float]]) -> None:
+    print(f"{'process':24}{'CPU % of a core':>16}{'sleeps/s':>10}{'PSS MB':>9}")
+    for name, row in rows.items():
+        print(f"{name:24}{row['cpu_percent']:16.2f}{row['sleeps_per_s']:10.1f}{row['pss_mb']:9.1f}")
+    total = sum(row["cpu_percent"] for row in rows.values())
+    sleeps = sum(row["sleeps_per_s"] for row in rows.values())
+    small = sum(rows[name]["pss_mb"] for name in SMALL)
+    print(f"{'all':24}{total:16.2f}{sleeps:10.1f}")
+    print(f"{' + '.join(SMALL):34}{small:25.1f}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--requests", type=int, default=1000, help="requests before [1000]")
+    parser.add_argument("--seconds", type=float, default=60.0, help="seconds to watch [60]")
+    parser.add_argument("--json", help="write the figures to this file")
+    args = parser.parse_args(argv)
+    rows = measure(args.requests, args.seconds)
+    _print(rows)
+    if args.json:
+        Path(args.json).write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
