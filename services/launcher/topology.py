@@ -93,6 +93,8 @@ class Suite:
     """Bytes per worker; None: each worker decides."""
     trace: str = "none"
     log_level: str = "info"
+    server_key: str | None = field(default=None, repr=False)
+    """The gateway's secret for this run; None: its configuration or environment has one."""
     threads: int | None = None
     """Threads of each worker; None: each worker decides."""
 
@@ -216,6 +218,7 @@ def _gateway(suite: Suite) -> Process:
         other_ports=(ports.http,),
         needs=() if suite.redis_url else ("redis",),
         waits_for=("scheduler",),
+        environment={} if suite.server_key is None else {"QUIRE_GATEWAY_SERVER_KEY": suite.server_key},
     )
 
 
@@ -231,6 +234,7 @@ def _service(
     other_ports: tuple[int, ...] = (),
     needs: tuple[str, ...] = (),
     waits_for: tuple[str, ...] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> Process:
     shared = ["--host", host, "--port", str(port), "--probe-port", str(probe_port)]
     shared += ["--trace", suite.trace, "--log-level", suite.log_level]
@@ -245,5 +249,5 @@ def _service(
         needs=needs,
         waits_for=waits_for,
         # OpenMP's spinning threads starve everything else on a small machine.
-        environment={"GOMP_SPINCOUNT": "10000", "TOKENIZERS_PARALLELISM": "false"},
+        environment={"GOMP_SPINCOUNT": "10000", "TOKENIZERS_PARALLELISM": "false", **(environment or {})},
     )

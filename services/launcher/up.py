@@ -7,9 +7,11 @@ import asyncio
 import dataclasses
 import importlib.util
 import os
+import secrets
 import shutil
 import sys
 import time
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,7 +144,17 @@ def _suite(config: UpConfig, folder: Path) -> Suite:
         threads=None if config.sim or num_workers == 1 else max(1, _num_cores() // num_workers),
         trace=_absolute_trace(config.trace),
         log_level=config.log_level,
+        server_key=_server_key(config.config),
     )
+
+
+def _server_key(path: Path | None) -> str | None:
+    """Draw the gateway's secret for this run, so that a restarted gateway names blocks as before.
+
+    None where the file has one: what is written there must win.
+    """
+    written = {} if path is None else tomllib.loads(path.read_text())
+    return None if written.get("gateway", {}).get("server_key") else secrets.token_hex(32)
 
 
 def _num_cores() -> int:
