@@ -29,12 +29,14 @@ from gateway.prompts import Prompt, PromptEncoder
 from gateway.settler import Settler
 from gateway.stores.quota import QuotaStore, Reservation, Settlement
 from gateway.ticker import Ticker
-from services.chassis.telemetry import inject, start_span
+from services.chassis.telemetry import inject, start_span, trace_id
 from services.domain.errors import DependencyDown, Draining, ErrorDetail, ServeError
 from services.domain.generation import Limits, StopParams
 from services.domain.ids import RequestId, RequestKey
 from services.rpc.gateway_values import Acquisition, Submission
 
+TRACEPARENT_CHARS = 55
+"""Of a W3C traceparent: version, trace, span, flags."""
 DEADLINE_MARGIN_S = 0.03
 """So much before the caller's deadline a request ends here, for its status to reach the caller in time."""
 
@@ -158,7 +160,9 @@ class Generate:
             mark=span.add_event,
         )
         self.table.add(live)
-        return Run(live=live, request=request, span=span, traceparent=inject(span) or traceparent)
+        # Of the caller's own text only a real trace id goes on to other processes.
+        onward = inject(span) or (traceparent[:TRACEPARENT_CHARS] if trace_id(traceparent) else "")
+        return Run(live=live, request=request, span=span, traceparent=onward)
 
     async def _prepare(self, run: Run) -> None:
         """Do everything before the request asks for a place."""

