@@ -30,6 +30,8 @@ _log = structlog.get_logger()
 
 _GRPC_CODES = {code: next(s for s in grpc.StatusCode if s.value[0] == code.value) for code in Code}
 _CODES = {status: code for code, status in _GRPC_CODES.items()}
+# A server that stops answers so to calls that it has received and not begun: nothing was done, ask elsewhere.
+_CODES[grpc.StatusCode.CANCELLED] = Code.UNAVAILABLE
 
 
 def to_status(error: ServeError) -> status_pb2.Status:

@@ -172,6 +172,14 @@ def test_a_foreign_status_keeps_its_code_and_text() -> None:
     assert (back.code, back.reason, back.message) == (Code.UNAVAILABLE, "UNAVAILABLE", "refused")
 
 
+def test_a_call_that_a_stopping_server_never_began_may_be_made_again() -> None:
+    status = grpc.aio.AioRpcError(
+        grpc.StatusCode.CANCELLED, grpc.aio.Metadata(), grpc.aio.Metadata(), "CANCELLED"
+    )
+    error = errors.from_rpc_error(status)
+    assert (error.code, error.reason) == (Code.UNAVAILABLE, "CANCELLED")
+
+
 def test_a_bad_field_is_a_field_violation() -> None:
     status = errors.to_status(InvalidField("sampling.top_p", "must be above 0, got 0"))
     assert any("BadRequest" in detail.type_url for detail in status.details)
