@@ -36,6 +36,7 @@ from services.chassis.metrics import Metrics, sample_loop_lag
 from services.chassis.probes import Probes
 from services.chassis.redis import connect
 from services.chassis.telemetry import configure_tracing, span
+from services.chassis.ticks import next_tick
 from services.domain.errors import DependencyDown
 from services.domain.ids import TenantId
 
@@ -99,7 +100,7 @@ async def restore(manager: Manager, copy: IndexCopy) -> None:
 async def _tick(manager: Manager) -> None:
     while True:
         manager.tick(time.monotonic())
-        await asyncio.sleep(TICK_S)
+        await next_tick(TICK_S)
 
 
 def main() -> int:

@@ -28,6 +28,7 @@ from services.chassis.grpc import (
 from services.chassis.lifecycle import Lifecycle
 from services.chassis.metrics import Metrics, sample_loop_lag
 from services.chassis.probes import Probes
+from services.chassis.ticks import next_tick
 from services.domain.capacity import Capacity
 from services.domain.errors import Draining, WorkerLost
 from services.domain.ids import WorkerId
@@ -209,7 +210,7 @@ class Worker:
 
     async def _watch(self, parts: _Parts) -> None:
         while True:
-            await asyncio.sleep(WATCH_S)
+            await next_tick(WATCH_S)
             now = time.monotonic()
             parts.servicer.gateways.drop_silent(now)
             parts.load.expire_placements(now)

@@ -15,6 +15,7 @@ import structlog
 
 from services.chassis.fatal import FatalError
 from services.chassis.stream import DEAD_AFTER_S
+from services.chassis.ticks import next_tick
 from services.domain.ids import Epoch
 
 DRAIN_LIMIT_S = 30.0
@@ -83,7 +84,7 @@ class Lifecycle:
     async def _watch_ticks(self) -> None:
         last = time.monotonic()
         while True:
-            await asyncio.sleep(TICK_S)
+            await next_tick(TICK_S)
             now = time.monotonic()
             if now - last > DEAD_AFTER_S:
                 _log.warning("woke_up", missing_s=round(now - last, 3))

@@ -17,6 +17,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from services.chassis.ticks import until_tick
+
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 MAX_LABEL_SETS = 256
 """Label combinations one metric may have; further ones are counted under `other`."""
@@ -128,6 +130,7 @@ async def sample_loop_lag(metrics: Metrics, period_s: float = 1.0) -> None:
         "quire_event_loop_lag_seconds", "How late the event loop ran a timer", buckets=SHORT_SECONDS
     )
     while True:
-        due = time.monotonic() + period_s
-        await asyncio.sleep(period_s)
-        lag.observe(max(0.0, time.monotonic() - due))
+        now = time.monotonic()
+        wait_s = until_tick(now, period_s)
+        await asyncio.sleep(wait_s)
+        lag.observe(max(0.0, time.monotonic() - now - wait_s))

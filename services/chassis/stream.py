@@ -13,6 +13,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 import grpc
 import structlog
 
+from services.chassis.ticks import next_tick
 from services.domain.errors import DependencyDown, ServeError
 
 T = TypeVar("T")
@@ -230,7 +231,7 @@ async def _beat(outbox: Outbox[Out], heartbeat: Callable[[], Out], liveness: Liv
             raise PeerSilent("the peer does not read its stream")
         if not outbox.closed:
             outbox.put_nowait(heartbeat())
-        await asyncio.sleep(HEARTBEAT_S)
+        await next_tick(HEARTBEAT_S)
     raise PeerSilent("the peer missed its heartbeats")
 
 
