@@ -1,21 +1,16 @@
 """The HTTP door from outside: who gets in, what is refused and how, and what no answer gives away."""
 
-import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from starlette.routing import Route
 
 from gateway.core.events import Receipt
 from gateway.core.request import Caller
-from gateway.http import server as http_server
-from gateway.http.server import HttpServer
-from services.chassis.fatal import BusyPort, FatalError
+from services.artifacts.chat_template import TemplateRefused
 from services.domain.errors import (
     BadRow,
     DependencyDown,
@@ -27,6 +22,7 @@ from services.domain.errors import (
     ServeError,
 )
 from services.domain.ids import RequestId, TenantId
+from tests.fakes.byte_tokenizer import ByteTemplate
 from tests.fakes.http_rig import KEY, MAX_BODY_BYTES, HttpRig, http_rig
 
 ACME = Caller(tenant=TenantId("acme"), key_id="")
@@ -195,10 +191,14 @@ async def test_a_fault_of_ours_is_a_correlation_id_and_nothing_else(
         raise RuntimeError("the secret of /etc/quire")
 
     monkeypatch.setattr(http.rig.quota, "reserve", fail)
-    answer = await http.post(stream=stream)
+    with structlog.testing.capture_logs() as logged:
+        answer = await http.post(stream=stream)
     told = error_of(answer)
     assert (answer.status_code, told["type"]) == (500, "server_error")
     assert told["message"].startswith("internal error, correlation id ")
+    assert told["message"].endswith(
+        next(line for line in logged if "correlation_id" in line)["correlation_id"]
+    )
     assert "secret" not in answer.text
     assert "Traceback" not in answer.text
 
@@ -219,6 +219,21 @@ async def test_a_conversation_that_is_refused_is_the_caller_s_error(
 ) -> None:
     answer = await http.post("/v1/chat/completions", messages=messages)
     assert (answer.status_code, error_of(answer)["param"]) == (400, param)
+
+
+@pytest.mark.failure("B100")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_template_s_own_words_reach_the_caller(
+    http: HttpRig, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    def encode(self: ByteTemplate, messages: Any) -> list[int]:
+        raise TemplateRefused("messages", "system role is not supported")
+
+    monkeypatch.setattr(ByteTemplate, "encode", encode)
+    answer = await http.post("/v1/chat/completions", stream=stream)
+    told = error_of(answer)
+    assert (answer.status_code, told["code"], told["param"]) == (400, "TEMPLATE_REFUSED", "messages")
+    assert told["message"] == "messages: system role is not supported"
 
 
 @pytest.mark.failure("B098")
@@ -254,66 +269,3 @@ async def test_ids_out_of_the_vocabulary_are_refused_by_name(http: HttpRig, bad:
 )  # fmt: skip
 async def test_stop_entries_follow_one_rule(http: HttpRig, stop: Any, status: int) -> None:
     assert (await http.post(stop=stop)).status_code == status
-
-
-async def test_a_busy_port_is_said_at_once(http: HttpRig) -> None:
-    with pytest.raises(BusyPort):
-        HttpServer(http.app, host="127.0.0.1").bind(http.port)
-
-
-async def test_unreadable_tls_files_are_said_at_once(http: HttpRig, tmp_path: Path) -> None:
-    missing = tmp_path / "cert.pem"
-    with pytest.raises(FatalError, match="TLS files"):
-        HttpServer(http.app, host="127.0.0.1", tls_cert=missing, tls_key=missing).bind(0)
-
-
-async def connect(http: HttpRig) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection("127.0.0.1", http.port)
-
-
-@pytest.mark.parametrize("sent", [b"", b"POST /v1/comp", b"GET /v1/models HTTP/1.1\r\nx-a: b\r\n"])
-async def test_a_head_that_never_ends_ends_the_connection(
-    http: HttpRig, monkeypatch: pytest.MonkeyPatch, sent: bytes
-) -> None:
-    monkeypatch.setattr(http_server, "HEAD_LIMIT_S", 0.2)
-    reader, writer = await connect(http)
-    writer.write(sent)
-    assert await asyncio.wait_for(reader.read(), 5) == b""
-    writer.close()
-
-
-async def test_a_head_without_bounds_ends_the_connection(http: HttpRig) -> None:
-    reader, writer = await connect(http)
-    writer.write(b"GET /v1/models HTTP/1.1\r\n")
-    with pytest.raises(ConnectionError):  # noqa: PT012
-        for number in range(100_000):
-            writer.write(b"x-%d: %s\r\n" % (number, b"a" * 1000))
-            await writer.drain()
-        await reader.readexactly(1)
-    writer.close()
-
-
-async def test_a_connection_is_kept_for_the_next_call_also_after_a_refusal(http: HttpRig) -> None:
-    reader, writer = await connect(http)
-    call = b"GET %s HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    for path, status in ((b"/v1/models", b"200"), (b"/nothing", b"404"), (b"/v1/models", b"200")):
-        writer.write(call % path)
-        head = await reader.readuntil(b"\r\n\r\n")
-        assert head.split(b" ")[1] == status
-        length = next(
-            int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
-        )
-        await reader.readexactly(length)
-    writer.close()
-
-
-async def test_the_port_is_closed_and_streams_are_told_when_the_door_stops() -> None:
-    async with http_rig() as http:
-        http.rig.worker.is_open.clear()
-        call = asyncio.create_task(http.post())
-        await http.rig.until(lambda: http.rig.worker.submits)
-        http.rig.parts.table.fail_all(partial(NoWorker, "stopping"))
-        await http.server.stop()
-        assert (await call).status_code == 503
-        with socket.socket() as probe:
-            assert probe.connect_ex(("127.0.0.1", http.port)) != 0

@@ -1,0 +1,104 @@
+"""Connections of the HTTP door: ports, slow and endless heads, keeping alive, draining, closing."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from gateway.__main__ import drain
+from gateway.http import server as http_server
+from gateway.http.server import HttpServer
+from services.chassis.fatal import BusyPort, FatalError
+from services.chassis.grpc import HealthControl
+from services.domain.errors import NoWorker
+from tests.fakes.http_rig import HttpRig, http_rig
+from tests.fakes.worker_server import says
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[HttpRig]:
+    async with http_rig() as started:
+        yield started
+
+
+async def test_a_busy_port_is_said_at_once(http: HttpRig) -> None:
+    with pytest.raises(BusyPort):
+        HttpServer(http.app, host="127.0.0.1").bind(http.port)
+
+
+async def test_unreadable_tls_files_are_said_at_once(http: HttpRig, tmp_path: Path) -> None:
+    missing = tmp_path / "cert.pem"
+    with pytest.raises(FatalError, match="TLS files"):
+        HttpServer(http.app, host="127.0.0.1", tls_cert=missing, tls_key=missing).bind(0)
+
+
+async def connect(http: HttpRig) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", http.port)
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/comp", b"GET /v1/models HTTP/1.1\r\nx-a: b\r\n"])
+async def test_a_head_that_never_ends_ends_the_connection(
+    http: HttpRig, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(http_server, "HEAD_LIMIT_S", 0.2)
+    reader, writer = await connect(http)
+    writer.write(sent)
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+    writer.close()
+
+
+async def test_a_head_without_bounds_ends_the_connection(http: HttpRig) -> None:
+    reader, writer = await connect(http)
+    writer.write(b"GET /v1/models HTTP/1.1\r\n")
+    with pytest.raises(ConnectionError):  # noqa: PT012
+        for number in range(100_000):
+            writer.write(b"x-%d: %s\r\n" % (number, b"a" * 1000))
+            await writer.drain()
+        await reader.readexactly(1)
+    writer.close()
+
+
+async def test_a_connection_is_kept_for_the_next_call_also_after_a_refusal(http: HttpRig) -> None:
+    reader, writer = await connect(http)
+    call = b"GET %s HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    for path, status in ((b"/v1/models", b"200"), (b"/nothing", b"404"), (b"/v1/models", b"200")):
+        writer.write(call % path)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.split(b" ")[1] == status
+        length = next(
+            int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
+        )
+        await reader.readexactly(length)
+    writer.close()
+
+
+@pytest.mark.failure("B161")
+async def test_a_draining_door_finishes_its_streams_and_sends_new_calls_away() -> None:
+    async with http_rig() as http:
+        http.rig.worker.script, http.rig.worker.step_s = says("to the end"), 0.02
+        stream = asyncio.create_task(http.post(stream=True))
+        await http.rig.until(lambda: http.rig.worker.running)
+        health = HealthControl([])
+        draining = asyncio.create_task(drain(http.rig.parts, health, http.rig.server, http.server, 10))
+        await http.rig.until(lambda: http.rig.parts.generate.is_draining)
+        refused = await http.post()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "DRAINING")
+        assert (refused.headers["retry-after"], refused.headers["connection"]) == ("1", "close")
+        assert (await stream).text.endswith("[DONE]\n\n")
+        await draining
+        assert http.server.num_connections == 0
+
+
+async def test_the_port_is_closed_and_streams_are_told_when_the_door_stops() -> None:
+    async with http_rig() as http:
+        http.rig.worker.is_open.clear()
+        call = asyncio.create_task(http.post())
+        await http.rig.until(lambda: http.rig.worker.submits)
+        http.rig.parts.table.fail_all(partial(NoWorker, "stopping"))
+        await http.server.stop()
+        assert (await call).status_code == 503
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", http.port)) != 0
