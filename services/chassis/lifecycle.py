@@ -81,8 +81,7 @@ class Lifecycle:
             _log.error("background_task_failed", task=name, exc_info=exc)
             raise
 
-    async def _watch_ticks(self) -> None:
-        last = time.monotonic()
+    async def _watch_ticks(self, last: float) -> None:
         while True:
             await next_tick(TICK_S)
             now = time.monotonic()
@@ -126,7 +125,7 @@ async def _supervise(name: str, main: Callable[[Lifecycle], Awaitable[None]], dr
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, lifecycle.stop, signal.Signals(signum).name)
         _hold_lifeline(loop, lifecycle)
-        lifecycle.spawn(lifecycle._watch_ticks(), name="ticks")
+        lifecycle.spawn(lifecycle._watch_ticks(time.monotonic()), name="ticks")
         try:
             await main(lifecycle)
         finally:
