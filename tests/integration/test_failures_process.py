@@ -45,7 +45,8 @@ def names_in(source: str) -> Iterator[str]:
                 yield from (alias.name.split(".")[0] for alias in aliases)
             case ast.ImportFrom(module=str(module), names=aliases):
                 yield module.split(".")[0]
-                yield from (f"{module}.{alias.name}" for alias in aliases)
+                for alias in aliases:
+                    yield from (alias.name, f"{module}.{alias.name}")
 
 
 def modules_that_name(wanted: set[str]) -> set[str]:
