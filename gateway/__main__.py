@@ -45,8 +45,6 @@ from services.chassis.redis import connect
 from services.chassis.telemetry import configure_tracing
 from services.domain.errors import Draining, ErrorDetail
 
-READY_CHECK_S = 0.1
-"""Seconds between two looks at whether calls can be served."""
 CLOSE_GRACE_S = 0.5
 """Seconds for the last statuses to reach their callers."""
 DRAIN_MARGIN_S = 3.0
@@ -82,6 +80,7 @@ async def serve(config: GatewayConfig, tenants: Sequence[TenantEntry], life: Lif
     server, health = build_server(config, parts)
     http, http_port = build_http(config, parts)
     probes = Probes(config.probe_port, is_ready=lambda: parts.is_ready, metrics=metrics, host=config.host)
+    metrics.before_render(parts.observe_levels)
     async with probes:
         await server.start()
         life.spawn(http.run(), name="http")
@@ -154,16 +153,16 @@ async def drain(
 
 
 async def _watch(parts: Parts, health: HealthControl) -> None:
-    """Keep health and gauges as things are."""
+    """Keep health as things are."""
     while True:
+        parts.changed.clear()
         if parts.is_ready != health.serving:
             if parts.is_ready:
                 health.set_serving()
             else:
                 health.set_not_serving()
             _log.info("serving" if health.serving else "not_serving")
-        parts.observe_levels()
-        await asyncio.sleep(READY_CHECK_S)
+        await parts.changed.wait()
 
 
 def main() -> int:

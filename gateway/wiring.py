@@ -3,6 +3,7 @@
 Decides nothing and starts nothing but background tasks.
 """
 
+import asyncio
 import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Executor
@@ -47,6 +48,8 @@ class Parts:
     workers: WorkerLinks
     settler: Settler
     table: LiveTable
+    changed: asyncio.Event
+    """Set when `is_ready` may have changed, draining aside."""
 
     @property
     def is_ready(self) -> bool:
@@ -58,7 +61,7 @@ class Parts:
         )
 
     def observe_levels(self) -> None:
-        """Set the gauges."""
+        """Set the gauges; done before each exposition."""
         self.metrics.levels(self.table.levels(time.monotonic()), self.settler.num_pending)
 
 
@@ -79,7 +82,10 @@ def build_parts(
     """Build everything and start the links and the settler."""
     gateway_metrics = GatewayMetrics(metrics)
     auth = Authenticator(tenants, server_key)
-    scheduler = SchedulerLink(scheduler_channel, name=name, epoch=lambda: host.epoch, build=BUILD)
+    changed = asyncio.Event()
+    scheduler = SchedulerLink(
+        scheduler_channel, name=name, epoch=lambda: host.epoch, build=BUILD, on_change=changed.set
+    )
     workers = WorkerLinks(name=name, epoch=lambda: host.epoch, build=BUILD, spawn=host.spawn)
     book = ModelBook(models, lambda: scheduler.models)
     encoder = PromptEncoder(executor, gateway_metrics.tokenized)
@@ -109,4 +115,5 @@ def build_parts(
         workers=workers,
         settler=settler,
         table=table,
+        changed=changed,
     )

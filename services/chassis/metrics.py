@@ -6,7 +6,7 @@ counted in `quire_metric_faults_total` as a bug to look for.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -41,6 +41,7 @@ class Metrics:
         if registry is None:
             ProcessCollector(registry=self.registry)
             PlatformCollector(registry=self.registry)
+        self._refreshers: list[Callable[[], None]] = []
         self._faults = PrometheusCounter(
             "quire_metric_faults",
             "Recordings refused as impossible, a bug each",
@@ -65,8 +66,14 @@ class Metrics:
         """Count one recording that made no sense."""
         self._faults.labels(name).inc()
 
+    def before_render(self, refresh: Callable[[], None]) -> None:
+        """Call `refresh` before each exposition: it sets gauges that nobody needs in between."""
+        self._refreshers.append(refresh)
+
     def render(self) -> bytes:
         """Return the exposition text."""
+        for refresh in self._refreshers:
+            refresh()
         return generate_latest(self.registry)
 
 

@@ -38,7 +38,7 @@ class SchedulerLink:
 
     Args:
         epoch: This boot of the gateway; asked for at each connect, for it changes after waking up.
-        on_models: Called whenever what can be called has changed.
+        on_change: Called whenever the connection or what can be called has changed.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class SchedulerLink:
         name: str,
         epoch: Callable[[], Epoch],
         build: str,
-        on_models: Callable[[Mapping[str, ModelState]], None] = lambda models: None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._stub = SchedulerServiceStub(channel)  # type: ignore[no-untyped-call]
         self._name = name
         self._epoch = epoch
         self._build = build
-        self._on_models = on_models
+        self._on_change = on_change
         self._waiting: dict[RequestKey, _Waiting] = {}
         self._outbox: Outbox[pb.ConnectGatewayRequest] | None = None
         self._connected = False
@@ -104,6 +104,7 @@ class SchedulerLink:
             await run_duplex(self._stub.ConnectGateway, outbox, self._on_message, _heartbeat)
         finally:
             self._outbox, self._connected = None, False
+            self._on_change()
 
     def _on_message(self, message: pb.ConnectGatewayResponse) -> None:
         kind = message.WhichOneof("message")
@@ -121,7 +122,7 @@ class SchedulerLink:
                 waiting.sink.on_rejected(convert.failure_from_pb(message.rejected.failure))
         elif kind == "models":
             self.models = {model.name: model_from_pb(model) for model in message.models.models}
-            self._on_models(self.models)
+            self._on_change()
         elif kind == "welcome":
             self._on_welcome(message.welcome)
 
@@ -131,6 +132,7 @@ class SchedulerLink:
             raise StaleAttempt(f"scheduler of term {welcome.term}, term {self.term} was seen")
         self.term = welcome.term
         self._connected = True
+        self._on_change()
         _log.info("scheduler_connected", term=welcome.term, num_waiting=len(self._waiting))
 
     def _on_placement(self, placement: pb.Placement) -> None:

@@ -94,6 +94,15 @@ def test_labels_are_bounded() -> None:
     assert 'quire_level{name="other"} 1.0' in text
 
 
+def test_a_gauge_can_be_set_right_before_each_exposition() -> None:
+    metrics = Metrics()
+    gauge = metrics.gauge("quire_level", "Level")
+    levels = iter((3, 4))
+    metrics.before_render(lambda: gauge.set(next(levels)))
+    assert "quire_level 3.0" in metrics.render().decode()
+    assert "quire_level 4.0" in metrics.render().decode()
+
+
 async def test_loop_lag_is_observed() -> None:
     metrics = Metrics()
     sampler = asyncio.create_task(sample_loop_lag(metrics, period_s=0.001))
