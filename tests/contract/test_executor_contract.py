@@ -4,7 +4,9 @@ An implementation joins by adding a factory to `EXECUTORS`; it gives an executor
 200 ids whose memory is not allocated yet.
 """
 
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +24,17 @@ def sim() -> Executor:
     return SimExecutor(SimConfig(vocab_size=500, time_scale=0))
 
 
-EXECUTORS: dict[str, Callable[[], Executor]] = {"sim": sim}
+def tiny_torch() -> Executor:
+    # Imports of seconds, which the other implementations do not need.
+    from tests.unit.executors.tiny_models import make_model, save_folder
+    from worker.executors.torch_executor import load_torch_executor
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = save_folder(make_model("llama", vocab_size=256), Path(folder))
+        return load_torch_executor(path, model_name="tiny", num_threads=1)
+
+
+EXECUTORS: dict[str, Callable[[], Executor]] = {"sim": sim, "torch": tiny_torch}
 
 
 @pytest.fixture(params=list(EXECUTORS))

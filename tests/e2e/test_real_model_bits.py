@@ -163,7 +163,7 @@ def tiny(folder: Path) -> Rig:
 
 def real(path: Path) -> Rig:
     prompts = [case.prompt_ids for case in load()[1].values()]
-    return _rig(path, [Ask(ids, SAMPLINGS[i % 5], 20, 1 + (i == 6)) for i, ids in enumerate(prompts)])
+    return _rig(path, [Ask(ids, SAMPLINGS[i % 5], 16, 1 + (i == 6)) for i, ids in enumerate(prompts)])
 
 
 def _rig(path: Path, asks: Sequence[Ask]) -> Rig:
