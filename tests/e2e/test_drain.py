@@ -29,6 +29,13 @@ def passing(model_path: Path, tmp_path: Path) -> Iterator[Stack]:
         yield stack
 
 
+@pytest.fixture
+def slow(model_path: Path, tmp_path: Path) -> Iterator[Stack]:
+    """A stack that this test ends, in which 2,000 tokens take longer than the drain limit."""
+    with running(Setup(step_ms=20.0), model_path, tmp_path) as stack:
+        yield stack
+
+
 async def none_alive(family: list[psutil.Process]) -> list[psutil.Process]:
     return [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
@@ -53,18 +60,18 @@ async def all_run(stack: Stack, number: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.failure("B137")
-async def test_told_to_stop_it_finishes_what_runs_and_says_to_the_rest_why_not(passing: Stack) -> None:
-    """Ten answers end in time; two may take longer; one more comes too late; one is never read."""
-    async with passing.client() as client:
-        short = [asyncio.create_task(end_of(client, 100 + n, 300)) for n in range(10)]
+async def test_told_to_stop_it_finishes_what_runs_and_says_to_the_rest_why_not(slow: Stack) -> None:
+    """Ten answers end in time; two take too long; one more comes too late; one is never read."""
+    async with slow.client() as client:
+        short = [asyncio.create_task(end_of(client, 100 + n, 200)) for n in range(10)]
         endless = [asyncio.create_task(end_of(client, 200 + n, 2000)) for n in range(2)]
         unread = client.generate([300] * 30, max_output_tokens=2000, ignore_eos=True)
         async for _ in unread.text():
             break
-        await all_run(passing, 13)
-        family = passing.family()
+        await all_run(slow, 13)
+        family = slow.family()
         began = time.monotonic()
-        passing.process("up").terminate()
+        slow.process("up").terminate()
         late = await until(
             "new requests are refused",
             lambda: end_of(client, 400, 5),
@@ -73,14 +80,12 @@ async def test_told_to_stop_it_finishes_what_runs_and_says_to_the_rest_why_not(p
         )
         assert isinstance(late, Draining)
         assert late.detail.retry_after_s is not None
-        assert await asyncio.gather(*short) == [300] * 10
+        assert await asyncio.gather(*short) == [200] * 10
         for end in await asyncio.gather(*endless):
-            if isinstance(end, ServeError):
-                assert end.code is Code.UNAVAILABLE
-                assert end.detail.usage is not None
-                assert end.detail.retry_after_s is not None
-            else:
-                assert end == 2000
+            assert isinstance(end, Draining)
+            assert end.detail.usage is not None
+            assert end.detail.usage.output_tokens > 200
+            assert end.detail.retry_after_s is not None
         unread.cancel()
     await until(
         "no process is left",
@@ -89,8 +94,8 @@ async def test_told_to_stop_it_finishes_what_runs_and_says_to_the_rest_why_not(p
         good=lambda alive: not alive,
     )
     assert time.monotonic() - began < DRAIN_LIMIT_S + 10
-    assert passing.launcher is not None
-    assert passing.launcher.wait(5) == 0
+    assert slow.launcher is not None
+    assert slow.launcher.wait(5) == 0
 
 
 async def test_killing_the_launcher_ends_everything_though_streams_run(passing: Stack) -> None:
