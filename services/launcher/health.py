@@ -4,8 +4,8 @@ Knows the three questions (gRPC health, PING, /healthz); does not act on the ans
 """
 
 import asyncio
-from types import TracebackType
-from typing import Self
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from services.chassis.grpc import create_channel, is_serving
 from services.launcher.topology import LOOPBACK, Health, Process
@@ -14,41 +14,37 @@ _LIMIT_S = 2.0
 
 
 class HealthCheck:
-    """Questions to one process; a context manager, because it keeps a channel open until it is up."""
+    """Questions to one process. No connection is kept once it is up: kept ones are pinged on both sides."""
 
     def __init__(self, spec: Process, host: str = LOOPBACK) -> None:
         self._spec = spec
         self._host = LOOPBACK if host in ("0.0.0.0", "::") else host
-        self._channel = create_channel(f"{self._host}:{spec.port}") if spec.health is Health.GRPC else None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._channel is not None:
-            await self._channel.close()
-
-    async def is_up(self) -> bool:
-        """Whether it welcomes work."""
-        if self._channel is None:
-            return await _ask(LOOPBACK, self._spec.port, b"PING\r\n", b"+PONG")
-        return await is_serving(self._channel, limit_s=_LIMIT_S)
 
     async def until_up(self, period_s: float) -> None:
-        """Return when it is up; asks every `period_s` seconds."""
-        up = False
-        while not up:
-            up = await self.is_up()
-            await asyncio.sleep(0 if up else period_s)
+        """Return when it welcomes work; asks every `period_s` seconds."""
+        if self._spec.health is Health.REDIS:
+            await _until(self._answers_ping, period_s)
+            return
+        async with create_channel(f"{self._host}:{self._spec.port}") as channel:
+            await _until(partial(is_serving, channel, limit_s=_LIMIT_S), period_s)
 
     async def is_alive(self) -> bool:
         """Whether it is worth keeping, busy or draining as it may be."""
-        if self._spec.probe_port is None:
-            return await self.is_up()
+        if self._spec.health is Health.REDIS:
+            return await self._answers_ping()
+        assert self._spec.probe_port is not None, "what answers no PING has a probe port"
         question = b"GET /healthz HTTP/1.1\r\nhost: probe\r\n\r\n"
         return await _ask(LOOPBACK, self._spec.probe_port, question, b"HTTP/1.1 200")
+
+    async def _answers_ping(self) -> bool:
+        return await _ask(LOOPBACK, self._spec.port, b"PING\r\n", b"+PONG")
+
+
+async def _until(ask: Callable[[], Awaitable[bool]], period_s: float) -> None:
+    up = False
+    while not up:
+        up = await ask()
+        await asyncio.sleep(0 if up else period_s)
 
 
 async def _ask(host: str, port: int, question: bytes, answer: bytes) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 from services.chassis.fatal import FatalError
 from services.chassis.grpc import require_free_port
 from services.chassis.lifecycle import LIFELINE_VARIABLE
+from services.chassis.ticks import next_tick
 from services.launcher.board import Board
 from services.launcher.child_log import why_it_ended
 from services.launcher.health import HealthCheck
@@ -184,13 +185,13 @@ class Supervisor:
     async def _check(self, child: Child) -> None:
         """Notice that `child` is up; then kill it when it gives no sign of life for long."""
         host = self._host if child is self.children[-1] else LOOPBACK
-        async with HealthCheck(child.spec, host) as health:
-            await health.until_up(POLL_S)
-            child.become(State.UP)
-            failures = 0
-            while failures < LIVENESS_FAILURES:
-                await asyncio.sleep(LIVENESS_PERIOD_S)
-                failures = 0 if await health.is_alive() else failures + 1
+        health = HealthCheck(child.spec, host)
+        await health.until_up(POLL_S)
+        child.become(State.UP)
+        failures = 0
+        while failures < LIVENESS_FAILURES:
+            await next_tick(LIVENESS_PERIOD_S)
+            failures = 0 if await health.is_alive() else failures + 1
         assert child.process is not None
         self._board.note(f"{child.spec.name} gives no sign of life and is killed")
         with contextlib.suppress(ProcessLookupError):
