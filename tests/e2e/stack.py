@@ -34,8 +34,11 @@ TRIES = 3
 """Times that a start is tried with other ports, should somebody take one meanwhile."""
 KEYS = {"red": "red-key-0001", "blue": "blue-key-0002", "green": "green-key-0003"}
 """Keys of the tenants in `FILE`; green may have 6 sequences at once."""
+BAD_TOKEN = 30_999
+"""A prompt that holds it gives a row of NaN."""
 FILE = """
 [worker]
+sim_bad_token = 30999
 threads = 1
 sim_prefill_tokens_per_s = {prefill}
 sim_step_ms = {step_ms}

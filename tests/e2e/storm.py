@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from services.client import AsyncClient, AsyncEventStream, IncompleteStream, ServeError
 from services.client.values import Delta, Queued, Started
-from tests.e2e.stack import Stack
+from tests.e2e.stack import BAD_TOKEN, Stack
 
 MOST_AT_ONCE = 96
 """Callers at one time; the workers seat far fewer, so that many wait."""
@@ -54,6 +54,7 @@ class Storm:
             "limits": self._limits,
             "hangs_up": self._hang_up,
             "wrong": self._wrong,
+            "poison": self._poison,
         }
         self.tally = Tally()
 
@@ -156,6 +157,11 @@ class Storm:
         stream, _ = self._stream(client, **wrong)
         async with stream:
             await stream.completion()
+        return "whole"
+
+    async def _poison(self, client: AsyncClient) -> str:
+        prompt = [self._random.randint(1, 30_000) for _ in range(50)]
+        await client.generate_text([*prompt, BAD_TOKEN], max_output_tokens=5)
         return "whole"
 
 

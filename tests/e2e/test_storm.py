@@ -12,12 +12,12 @@ from tests.e2e.storm import Storm
 from tests.e2e.waiting import until
 
 NUM_REQUESTS = 1000
-ENDS = {"whole", "left", "INVALID_FIELD", "PROMPT_TOO_LONG", "QUOTA_EXCEEDED"}
+ENDS = {"whole", "left", "INVALID_FIELD", "PROMPT_TOO_LONG", "QUOTA_EXCEEDED", "BAD_LOGITS"}
 """How these requests may end; the rest of them within a limit of their own,"""
 LATE = {"LIMIT_EXPIRED", "DEADLINE_EXCEEDED"}
 """found expired by a server or by the client itself,"""
 SLOW_STORE = "DEPENDENCY_DOWN"
-"""or, few of them, refused because this machine let the store wait for longer than 50 ms."""
+"""or, some of them, refused because this machine let the store wait for longer than 50 ms."""
 
 
 async def kill_readers(stack: Stack) -> None:
@@ -49,11 +49,13 @@ async def test_nothing_is_left_of_a_thousand_requests_that_end_in_every_way(calm
     tally = storm.tally
     assert sum(tally.ends.values()) == NUM_REQUESTS
     assert {name.split(":")[1] for name in tally.ends} <= ENDS | LATE | {SLOW_STORE}, tally.ends
-    assert tally.of(SLOW_STORE) < NUM_REQUESTS / 20, tally.ends
+    assert tally.of(SLOW_STORE) < NUM_REQUESTS / 4, tally.ends
     assert tally.whole > NUM_REQUESTS / 20
     assert tally.short == 0
     assert tally.of("left") > NUM_REQUESTS / 5
     assert sum(map(tally.of, LATE)) > 10
+    assert tally.ends["poison:BAD_LOGITS"] > 10
+    assert tally.ends["poison:whole"] == 0
     await until("everything given back", lambda: leftovers(calm), limit_s=20, good=lambda left: not left)
     async with calm.client("red") as client:
         assert (await client.generate_text("Still there?", max_output_tokens=5, ignore_eos=True)).text
