@@ -206,7 +206,7 @@ def request_from_pb(request: pb.GenerateRequest) -> GenerationRequest:
         band=_enum("band", Band, request.band),
         request_class=_enum("request_class", RequestClass, request.request_class),
         limits=convert.limits_from_pb(request.limits),
-        cut_left=request.long_prompt == pb.LONG_PROMPT_CUT_LEFT,
+        cut_left=_cut_left(request.long_prompt),
         client_label=request.client_label,
         idempotency_key=request.idempotency_key,
         cache_opt_out=request.cache_opt_out,
@@ -225,6 +225,12 @@ def _enum(field: str, kind: type[E], value: int) -> E | None:
         return kind(value)
     except ValueError as exc:
         raise InvalidField(field, f"must be 1 to {len(kind)}, got {value}") from exc
+
+
+def _cut_left(value: int) -> bool:
+    if value not in pb.LongPrompt.values():
+        raise InvalidField("long_prompt", f"must be 1 to {max(pb.LongPrompt.values())}, got {value}")
+    return value == pb.LONG_PROMPT_CUT_LEFT
 
 
 def _chat_from_pb(chat: pb.ChatMessages) -> tuple[ChatTurn, ...]:

@@ -176,6 +176,7 @@ async def test_seeds_are_fresh_where_none_is_given(rig: Rig) -> None:
         ({"n": 17}, InvalidField, "n"),
         ({"prompt": ""}, InvalidField, "prompt"),
         ({"band": 9}, InvalidField, "band"),
+        ({"long_prompt": 9}, InvalidField, "long_prompt"),
         ({"limits": types_pb2.Limits(queue_ms=0)}, InvalidField, "limits.queue_ms"),
         ({"token_ids": pb.TokenIds(ids=[260])}, InvalidField, "token_ids"),
         ({"prompt": "x" * 2000, "max_output_tokens": 100}, PromptTooLong, "max_output_tokens"),
