@@ -100,8 +100,8 @@ def outcome_of(run: Run, usage: Usage) -> Outcome:
         tpot_s=_tpot_s(live),
         queue_s=max(0.0, live.placed_at - live.asked_at) + report.queue_s,
         attempts=live.attempt,
-        preemptions=report.preemptions,
-        peak_pages=report.peak_pages,
+        preemptions=None if live.report is None else report.preemptions,
+        peak_pages=None if live.report is None else report.peak_pages,
         worker=live.placement.worker if live.placement else "",
         trace_id=trace_id(run.traceparent),
     )

@@ -29,8 +29,9 @@ class Outcome:
     tpot_s: float | None
     queue_s: float
     attempts: int
-    preemptions: int
-    peak_pages: int
+    preemptions: int | None
+    peak_pages: int | None
+    """As the worker's last word has them; None where it came after the request was over here."""
     worker: str
     trace_id: str | None
 

@@ -70,14 +70,18 @@ async def nothing_is_held(rig: Rig) -> None:
 @pytest.mark.parametrize("n", [1, 4])
 async def test_a_caller_that_cancels_stops_the_worker(rig: Rig, n: int) -> None:
     rig.worker.script, rig.worker.step_s = endless, 0.002
-    call = rig.stub.Generate(a_request(max_output_tokens=2000, n=n))
-    async for message in call:
-        if message.WhichOneof("event") == "delta":
-            break
-    call.cancel()
-    await rig.until(lambda: rig.worker.cancelled)
-    assert rig.worker.running == {}
-    await nothing_is_held(rig)
+    with structlog.testing.capture_logs() as lines:
+        call = rig.stub.Generate(a_request(max_output_tokens=2000, n=n))
+        async for message in call:
+            if message.WhichOneof("event") == "delta":
+                break
+        call.cancel()
+        await rig.until(lambda: rig.worker.cancelled)
+        assert rig.worker.running == {}
+        await nothing_is_held(rig)
+    (line,) = [line for line in lines if line["event"] == "request_finished"]
+    # The worker's last word comes later, and nothing is made up in its place.
+    assert (line["reason"], line["peak_pages"], line["preemptions"]) == ("CANCELLED", None, None)
     assert rig.metric("quire_requests_finished_total", reason="CANCELLED") == 1
 
 
