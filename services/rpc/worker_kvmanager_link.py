@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn, Protocol
 
 import grpc
+import structlog
 
 from protos.kvmanager.v1 import kvmanager_pb2 as pb
 from protos.kvmanager.v1 import kvmanager_pb2_grpc
@@ -25,6 +26,8 @@ RING_MESSAGES = 512
 """Messages kept for a reconnect to the same kvmanager; a longer gap takes a snapshot."""
 SNAPSHOT_PART_BLOCKS = (1 << 20) // DIGEST_BYTES
 """Blocks in one part of a snapshot: 1 MiB."""
+
+_log = structlog.get_logger()
 
 
 class KvControl(Protocol):
@@ -148,8 +151,18 @@ class WorkerKvManagerLink:
             self._control.set_slices(
                 {TenantId(one.tenant): one.max_pages for one in slices.slices}, default_max
             )
+        elif kind == "policy":
+            self._obey(message.policy)
         elif kind == "need_snapshot":
             self._send_snapshot(outbox)
+
+    def _obey(self, policy: pb.Policy) -> None:
+        """Follow a policy, or say that this worker cannot: its pool has one order of eviction."""
+        if policy.eviction_order == pb.EVICTION_ORDER_LRU:
+            _log.info("eviction_policy_followed", version=policy.version, order="lru")
+        else:
+            # A number, for this build may not know its name.
+            _log.warning("eviction_policy_refused", version=policy.version, order=policy.eviction_order)
 
     def _send_snapshot(self, outbox: Outbox[pb.ConnectWorkerRequest]) -> None:
         def reply(blocks: Sequence[BlockHash]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+import structlog.testing
 
 from protos.kvmanager.v1 import kvmanager_pb2 as kv
 from protos.kvmanager.v1 import kvmanager_pb2_grpc
@@ -295,6 +296,19 @@ async def test_slices_bound_what_a_tenant_may_hold_and_outlive_the_kvmanager() -
         assert over.refused.quota == "tenant/kv_pages"
         await gateway.wait_end(await gateway.submit(num_prompt=60, tenant="other"))
         assert gateway.num_tokens(2) == 10
+
+
+async def test_a_policy_that_a_worker_cannot_follow_is_refused_in_so_many_words() -> None:
+    manager = ScriptedKvManager()
+    with structlog.testing.capture_logs() as lines:
+        async with scripted(manager) as address, running_worker(kvmanager=address):
+            await manager.wait_for(lambda: manager.snapshots)
+            for version, order in ((1, kv.EVICTION_ORDER_LRU), (2, 7)):
+                manager.send(policy=kv.Policy(version=version, eviction_order=order))
+            manager.send(need_snapshot=kv.NeedSnapshot())
+            await manager.wait_for(lambda: len(manager.snapshots) == 2)
+    said = {line["event"]: line["version"] for line in lines if line["event"].startswith("eviction_policy")}
+    assert said == {"eviction_policy_followed": 1, "eviction_policy_refused": 2}
 
 
 def test_a_snapshot_is_cut_into_parts_of_a_mebibyte() -> None:
