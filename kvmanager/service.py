@@ -18,6 +18,7 @@ from protos.kvmanager.v1 import kvmanager_pb2 as pb
 from protos.kvmanager.v1 import kvmanager_pb2_grpc
 from protos.types.v1 import types_pb2
 from services.chassis.stream import Outbox, first_message, serve_duplex
+from services.chassis.telemetry import span
 from services.domain.block_hash import BLOCK_SIZE
 from services.domain.errors import Draining, InvalidField
 from services.domain.ids import Epoch, Namespace, TenantId, WorkerId
@@ -146,10 +147,18 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
 
     def _on_query(self, query: pb.MatchQuery, outbox: Outbox[pb.MatchResponse]) -> None:
         try:
-            outbox.put_nowait(pb.MatchResponse(answer=self._answer(query)))
+            outbox.put_nowait(pb.MatchResponse(answer=self._traced_answer(query)))
         except InvalidField as error:
             # No answer is no hit; the other questions of the scheduler go on.
             _log.warning("unreadable_query", field=error.detail.field)
+
+    def _traced_answer(self, query: pb.MatchQuery) -> pb.MatchAnswer:
+        if not query.traceparent:
+            return self._answer(query)
+        with span("kvmanager.match", query.traceparent) as current:
+            answer = self._answer(query)
+            current.set_attribute("cached_tokens", answer.first_miss_token)
+        return answer
 
     def _answer(self, query: pb.MatchQuery) -> pb.MatchAnswer:
         answer = self._manager.match(

@@ -103,7 +103,7 @@ def link_kvmanager(
         on_connected=dispatcher.matching,
     )
 
-    def ask(question: AskMatch) -> None:
+    def ask(question: AskMatch, traceparent: str) -> None:
         acquire = question.acquire
         link.ask(
             acquire.key,
@@ -111,6 +111,7 @@ def link_kvmanager(
             tenant=acquire.tenant,
             own_salt=acquire.own_salt,
             namespace=question.namespace,
+            traceparent=traceparent,
         )
 
     dispatcher.use_matches(ask)

@@ -21,7 +21,7 @@ from scheduler.core.request import Acquire, Match
 from scheduler.core.rules import Rules
 from scheduler.core.state import SchedulerCore
 from scheduler.metrics import SchedulerMetrics
-from services.chassis.telemetry import start_span
+from services.chassis.telemetry import inject, start_span
 from services.domain.errors import InvalidField
 from services.domain.ids import Epoch, GatewayId, RequestKey, WorkerId
 
@@ -75,7 +75,7 @@ class Dispatcher:
         self.worker_boots = Boots()
         self.gateways: dict[GatewayId, tuple[Epoch, Session]] = {}
         self._workers: dict[WorkerId, WorkerSession] = {}
-        self._ask: Callable[[AskMatch], None] | None = None
+        self._ask: Callable[[AskMatch, str], None] | None = None
         self.matching_now = False
         """Whether the kvmanager can be asked."""
         self._spans: dict[RequestKey, Span] = {}
@@ -171,8 +171,8 @@ class Dispatcher:
 
     # The kvmanager
 
-    def use_matches(self, ask: Callable[[AskMatch], None]) -> None:
-        """Say how to ask the kvmanager. Questions are sent once `matching` said that it is there."""
+    def use_matches(self, ask: Callable[[AskMatch, str], None]) -> None:
+        """Say how to ask the kvmanager, with a traceparent or "". Questions begin with `matching`."""
         self._ask = ask
 
     def matching(self, on: bool) -> None:
@@ -240,7 +240,8 @@ class Dispatcher:
             self._metrics.handled(output)
             if isinstance(output, AskMatch):
                 if self._ask is not None:
-                    self._ask(output)
+                    span = self._spans.get(output.acquire.key)
+                    self._ask(output, "" if span is None else inject(span))
             elif isinstance(output, ModelsChanged):
                 for _, session in self.gateways.values():
                     session.send(output)

@@ -72,6 +72,7 @@ class KvManagerLink:
         tenant: TenantId,
         own_salt: bool,
         namespace: Namespace | None,
+        traceparent: str = "",
     ) -> None:
         """Ask for the longest cached prefix per worker; without a connection nothing happens."""
         if self._outbox is None:
@@ -86,6 +87,7 @@ class KvManagerLink:
             tenant=tenant,
             own_salt=own_salt,
             namespace=namespace,
+            traceparent=traceparent,
         )
         self._outbox.put_nowait(pb.MatchRequest(query=query))
 

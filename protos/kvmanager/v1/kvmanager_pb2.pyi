@@ -144,18 +144,20 @@ class MatchRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[_types_pb2.Peer, _Mapping]] = ..., query: _Optional[_Union[MatchQuery, _Mapping]] = ..., heartbeat: _Optional[_Union[_types_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
 
 class MatchQuery(_message.Message):
-    __slots__ = ("id", "hashes", "tenant", "own_salt", "namespace")
+    __slots__ = ("id", "hashes", "tenant", "own_salt", "namespace", "traceparent")
     ID_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     OWN_SALT_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     id: int
     hashes: bytes
     tenant: str
     own_salt: bool
     namespace: str
-    def __init__(self, id: _Optional[int] = ..., hashes: _Optional[bytes] = ..., tenant: _Optional[str] = ..., own_salt: _Optional[bool] = ..., namespace: _Optional[str] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, id: _Optional[int] = ..., hashes: _Optional[bytes] = ..., tenant: _Optional[str] = ..., own_salt: _Optional[bool] = ..., namespace: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class MatchResponse(_message.Message):
     __slots__ = ("welcome", "answer", "heartbeat")
