@@ -30,6 +30,7 @@ COMMANDS = {
     "models": Command("services.commands.models:models", "list models: served, here, to be fetched"),
     "pull": Command("services.commands.models:pull", "fetch a model"),
     "status": Command("services.commands.status:main", "processes, queue, credits, pages, hit rate"),
+    "drain": Command("services.commands.drain:main", "let one worker finish and take nothing new"),
     "first-start": Command("services.launcher.first_start:main", "write a deployment's first configuration"),
 }
 SERVICES = {

@@ -1,6 +1,8 @@
 """The scheduler over real gRPC, with gateways, workers and a kvmanager that play their parts."""
 
 import asyncio
+import json
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -254,6 +256,31 @@ async def test_a_worker_can_be_drained(running: Running) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await gateway.stub.DrainWorker(pb.DrainWorkerRequest(worker="worker-9"))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def quire(*words: str) -> tuple[int | None, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.cli", *words),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_the_command_line_drains_a_worker(running: Running) -> None:
+    worker = await FakeWorker(running.channel).connect(granted=9)
+    gateway = await FakeGateway(running.channel).connect()
+    gateway.acquire(pb_acquire("a"))
+    await gateway.until(placements(1))
+    scheduler = f"127.0.0.1:{running.port}"
+    code, out, _ = await quire("drain", "worker-0", "--scheduler", scheduler, "--json")
+    assert (code, json.loads(out)) == (0, {"worker": "worker-0", "running": 1})
+    await worker.until(lambda w: bool(w.heard["drain"]))
+    code, out, err = await quire("drain", "worker-9", "--scheduler", scheduler)
+    assert (code, out) == (1, "")
+    assert err.startswith("error: worker: must be a connected worker (worker-0), got worker-9")
+    assert err.count("\n") == 1
 
 
 async def test_status_and_metrics_tell_what_waits(running: Running) -> None:
