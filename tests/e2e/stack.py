@@ -10,7 +10,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
@@ -282,7 +282,8 @@ class Stack:
         return found
 
     @contextlib.asynccontextmanager
-    async def redis(self) -> "contextlib.AbstractAsyncContextManager[Redis]":  # type: ignore[misc]
+    async def redis(self) -> AsyncIterator[Redis]:
+        """Connect to the stack's Redis."""
         client = Redis.from_url(self.redis_url)
         try:
             yield client

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import psutil
 import pytest
 
+from services.client import AsyncEventStream
 from services.domain.errors import Code, ServeError
 from tests.e2e.callers import Callers
 from tests.e2e.leftovers import leftovers
@@ -72,10 +73,10 @@ async def test_callers_of_a_stopped_worker_get_errors_and_others_are_served(mort
     await until("everything given back", lambda: leftovers(mortal), limit_s=40, good=lambda left: not left)
 
 
-async def end_of(stream: object) -> object:
+async def end_of(stream: AsyncEventStream) -> Code | str:
     """Return how a stream ends."""
     try:
-        await stream.completion()  # type: ignore[attr-defined]
+        await stream.completion()
     except ServeError as error:
         return error.code
     return "whole"
