@@ -263,19 +263,19 @@ def split(outputs: StepOutputs) -> dict[SessionId, GatewayStep]:
     """Sort one step's tokens and events by gateway session. The only per-token code on this side."""
     steps: dict[SessionId, GatewayStep] = {}
     number = outputs.stats.step
-    for out in outputs.tokens:
-        handle = out.handle
+    for handle, choice, first_position, token_ids, logprobs, top in outputs.tokens:
         session = SessionId(handle >> HANDLE_BITS)
         step = steps.get(session)
         if step is None:
             step = steps[session] = GatewayStep(number)
-        if out.logprobs is not None or step.logprobs:
-            _add_logprobs(step, len(out.token_ids), out.logprobs, out.top)
+        num_tokens = len(token_ids)
+        if logprobs is not None or step.logprobs:
+            _add_logprobs(step, num_tokens, logprobs, top)
         step.handles.append(handle & HANDLE_MASK)
-        step.choices.append(out.choice)
-        step.first_positions.append(out.first_position)
-        step.counts.append(len(out.token_ids))
-        step.token_ids += out.token_ids
+        step.choices.append(choice)
+        step.first_positions.append(first_position)
+        step.counts.append(num_tokens)
+        step.token_ids += token_ids
     for event in outputs.events:
         session = SessionId(event.handle >> HANDLE_BITS)
         step = steps.get(session)

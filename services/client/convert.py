@@ -108,7 +108,7 @@ def _delta(delta: gateway_pb2.Delta) -> Delta:
         choice=delta.choice,
         text=delta.text,
         token_ids=tuple(delta.token_ids),
-        logprobs=tuple(_logprob(item) for item in delta.logprobs),
+        logprobs=tuple(map(_logprob, delta.logprobs)),
     )
 
 

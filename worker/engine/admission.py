@@ -13,7 +13,7 @@ from worker.engine.config import EngineConfig
 from worker.engine.page_pool import OverSlice, PoolShort
 from worker.engine.preemption import choose_victim
 from worker.engine.seating import Seating, SequenceStarted, StartOutcome
-from worker.engine.sequence import Sequence, SequenceState
+from worker.engine.sequence import PREFILL, PREFIX_WAIT, Sequence
 from worker.engine.waiting import WaitingEntry
 
 
@@ -82,7 +82,7 @@ class Admission:
     def _start_seated(self, result: Admissions, step: int, now: float) -> bool:
         """Start members of seated groups; return False when one lacks pages, so that nobody passes it."""
         for sequence in list(self._seating.seated):
-            if sequence.state is SequenceState.PREFIX_WAIT:
+            if sequence.state is PREFIX_WAIT:
                 outcome = self._seating.start(sequence, step, now)
                 if isinstance(outcome, SequenceStarted):
                     result.started.append((sequence, outcome.cached_tokens))
@@ -97,11 +97,7 @@ class Admission:
         there is a fixed number. So started prefills hold few pages without progress, and a short prompt
         starts beside any number of long ones.
         """
-        left = [
-            seq.num_tokens - seq.num_computed
-            for seq in self._seating.seated
-            if seq.state is SequenceState.PREFILL
-        ]
+        left = [seq.num_tokens - seq.num_computed for seq in self._seating.seated if seq.state is PREFILL]
         own = entry.sequences[0].num_tokens
         if own > budget:
             cached = len(self._seating.pool.match(entry.sequences[0].reusable_hashes())) * BLOCK_SIZE

@@ -19,7 +19,7 @@ from worker.engine.page_pool import PagePool
 from worker.engine.prefill_order import share_prefill
 from worker.engine.report import StepReport
 from worker.engine.seating import Seating
-from worker.engine.sequence import SEATED, Sequence, SequenceState
+from worker.engine.sequence import DECODE, PREFILL, SEATED, Sequence, SequenceState
 from worker.engine.step_plan import Row, StepPlan
 
 
@@ -79,7 +79,7 @@ class StepScheduler:
         # 2. Decode: everyone that generates gets its page; victims are known before any row exists.
         preempted = self._grow_decodes(now)
         # 3. Starts, within what decode leaves of the step.
-        num_decode = sum(1 for seq in self._seating.seated if seq.state is SequenceState.DECODE)
+        num_decode = sum(1 for seq in self._seating.seated if seq.state is DECODE)
         config = self._config
         budget = config.max_step_tokens - num_decode
         if num_decode:
@@ -94,10 +94,10 @@ class StepScheduler:
         rows = [
             Row(seq, seq.run, seq.num_computed, 1, True, True)
             for seq in self._seating.seated
-            if seq.state is SequenceState.DECODE
+            if seq.state is DECODE
         ]
         num_decode = len(rows)
-        prefills = [seq for seq in self._seating.seated if seq.state is SequenceState.PREFILL]
+        prefills = [seq for seq in self._seating.seated if seq.state is PREFILL]
         num_prefill = 0
         for seq, num_tokens in share_prefill(prefills, budget, config.max_prefill_skips):
             samples = seq.num_computed + num_tokens == seq.num_tokens
@@ -132,7 +132,7 @@ class StepScheduler:
         growing = [
             seq
             for seq in self._seating.seated
-            if seq.state is SequenceState.DECODE and len(seq.pages) * BLOCK_SIZE <= seq.num_computed
+            if seq.state is DECODE and len(seq.pages) * BLOCK_SIZE <= seq.num_computed
         ]
         if len(growing) > 1:
             growing.sort(key=lambda seq: (seq.request.band, seq.request.arrival))
@@ -205,8 +205,8 @@ class StepScheduler:
             self._seating.publish(seq)
 
     def _take_token(self, seq: Sequence, token_id: int, index: int, result: StepResult, now: float) -> None:
-        if seq.state is SequenceState.PREFILL:
-            seq.state = SequenceState.DECODE
+        if seq.state is PREFILL:
+            seq.state = DECODE
             self._seating.leaders.resign(seq)
         request = seq.request
         if request.first_token_at is None:
