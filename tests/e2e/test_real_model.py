@@ -139,6 +139,7 @@ async def test_a_seed_draws_the_same_ids_alone_and_in_company(real: Stack) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 async def test_one_by_one_gives_the_ids_of_transformers(real: Stack) -> None:
     async with real.client() as client:
         for name, case in CASES.items():
