@@ -55,7 +55,13 @@ async def serve(config: KvManagerConfig, caps: Mapping[TenantId, int], life: Lif
     store = None if config.redis_url is None else connect(config.redis_url)
     copy = None if store is None else RedisIndexCopy(store)
     policy = EvictionPolicy(order=config.eviction_order)
-    manager = Manager(caps=caps, policy=policy, metrics=IndexMetrics(metrics), copy=copy)
+    manager = Manager(
+        caps=caps,
+        policy=policy,
+        metrics=IndexMetrics(metrics),
+        copy=copy,
+        expect_workers=config.expect_workers,
+    )
     service = KvManagerService(manager, config.name, lambda: life.epoch, BUILD)
     server = create_server(interceptors=[ErrorInterceptor()])
     kvmanager_pb2_grpc.add_KvManagerServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]

@@ -33,6 +33,9 @@ class KvManagerConfig:
     """redis://host:port/db for the copy of the index; without one it does not outlive this process."""
     tenant_cap: tuple[str, ...] = ()
     """TENANT=PAGES: most KV pages of a tenant over all workers; goes before the file's kv_pages."""
+    expect_workers: int = 1
+    """Workers that will come: as they start each gets an equal slice of a tenant's cap. One that comes beside
+    them gets its share a few seconds later."""
     eviction_order: EvictionOrder = EvictionOrder.LRU
     """In which order workers give up cached blocks."""
     tls_cert: Path | None = None
@@ -49,6 +52,7 @@ class KvManagerConfig:
     def __post_init__(self) -> None:
         check_range("port", self.port, 0, 65535)
         check_range("probe_port", self.probe_port, 0, 65535)
+        check_range("expect_workers", self.expect_workers, 1, 10_000)
         if self.log_level not in LEVELS:
             raise ValueError(f"log_level must be one of {', '.join(LEVELS)}, got {self.log_level}")
         if (self.tls_cert is None) != (self.tls_key is None):

@@ -57,6 +57,7 @@ class Manager:
         metrics: IndexMetrics,
         copy: IndexCopy | None = None,
         bounds: HistoryBounds | None = None,
+        expect_workers: int = 1,
     ) -> None:
         bounds = bounds or HistoryBounds()
         self.index = PrefixIndex()
@@ -64,7 +65,7 @@ class Manager:
         self.num_queries = 0
         self.num_hits = 0
         self._caps = dict(caps)
-        self._slices = SliceBook(caps)
+        self._slices = SliceBook(caps, expect_workers=expect_workers)
         self._slices_version = 0
         self._policy = policy
         self._metrics = metrics

@@ -46,26 +46,33 @@ class _Worker:
 class SliceBook:
     """Slices of all capped tenants on all workers; tenants without a cap do not appear."""
 
-    def __init__(self, caps: Mapping[TenantId, int], *, settle_s: float = SETTLE_S) -> None:
+    def __init__(
+        self, caps: Mapping[TenantId, int], *, expect_workers: int = 1, settle_s: float = SETTLE_S
+    ) -> None:
+        """Hold `caps`; `expect_workers`: how many will come, for whom first slices leave something."""
         self._caps = dict(caps)
+        self._expect_workers = expect_workers
         self._settle_s = settle_s
         self._workers: dict[WorkerId, _Worker] = {}
         self._joined_at = float("-inf")
 
     def add_worker(self, worker: WorkerId, total_pages: int, now: float, *, same_boot: bool) -> None:
-        """Give a worker first slices: half of what is free, so that the next one finds something too.
+        """Give a worker first slices: what is free, but for the equal shares of those still expected.
 
         Args:
             same_boot: It was here before and may still act on its old slices.
         """
         before = self._workers.pop(worker, None)
         entry = _Worker(total_pages)
+        num_to_come = max(1, self._expect_workers - len(self._workers))
         for tenant in self._caps:
             one = _Slice()
             if before is not None and same_boot:
                 old = before.slices[tenant]
                 one = _Slice(old.limit, old.in_force, old.cut_at, old.used)
-            one.limit = max(one.limit, min(total_pages, one.limit + -(-self._free(tenant, one) // 2)))
+            one.limit = max(
+                one.limit, min(total_pages, one.limit + -(-self._free(tenant, one) // num_to_come))
+            )
             one.in_force = max(one.in_force, one.limit)
             entry.slices[tenant] = one
         self._workers[worker] = entry

@@ -161,7 +161,7 @@ def _kvmanager(suite: Suite) -> Process:
     return _service(
         suite,
         "kvmanager",
-        ("--redis-url", redis_url(suite)),
+        ("--redis-url", redis_url(suite), "--expect-workers", str(suite.num_workers)),
         port=ports.kvmanager,
         probe_port=ports.kvmanager_probe(),
         needs=() if suite.redis_url else ("redis",),

@@ -46,7 +46,11 @@ class Fleet:
     ) -> None:
         self.metrics = Metrics()
         self.manager = Manager(
-            caps=caps or {}, policy=EvictionPolicy(), metrics=IndexMetrics(self.metrics), copy=copy
+            caps=caps or {},
+            policy=EvictionPolicy(),
+            metrics=IndexMetrics(self.metrics),
+            copy=copy,
+            expect_workers=2,
         )
         self.now = 100.0
 

@@ -65,7 +65,11 @@ async def serving(redis_url: str | None = None) -> AsyncIterator[Served]:
     store = None if redis_url is None else connect(redis_url)
     copy = None if store is None else RedisIndexCopy(store)
     manager = Manager(
-        caps={TenantId("t"): 100}, policy=EvictionPolicy(), metrics=IndexMetrics(Metrics()), copy=copy
+        caps={TenantId("t"): 100},
+        policy=EvictionPolicy(),
+        metrics=IndexMetrics(Metrics()),
+        copy=copy,
+        expect_workers=2,
     )
     boot = epoch()
     service = KvManagerService(manager, "kvmanager", lambda: boot, "test")

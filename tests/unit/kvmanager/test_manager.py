@@ -168,7 +168,7 @@ def test_slices_and_policy_are_pushed_and_follow_what_is_held() -> None:
     fleet = Fleet(caps={T: 100})
     a, b = fleet.connect(W0), fleet.connect(W1)
     assert a.policies == b.policies == [EvictionPolicy()]
-    assert (a.slices[-1], b.slices[-1]) == ({T: 50}, {T: 25})
+    assert (a.slices[-1], b.slices[-1]) == ({T: 50}, {T: 50})
     fleet.pass_time(5.0, (W0, a), (W1, b))
     assert (a.slices[-1], b.slices[-1]) == ({T: 50}, {T: 50})
     fleet.snapshot(a, A)

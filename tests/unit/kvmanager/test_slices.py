@@ -2,7 +2,7 @@
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvmanager.core.slices import GONE_HOLD_S, SETTLE_S, SliceBook
 from services.domain.ids import TenantId, WorkerId
@@ -17,15 +17,28 @@ def limit(book: SliceBook, worker: WorkerId) -> int:
 
 
 def two_workers(cap: int = 100) -> SliceBook:
-    book = SliceBook({T: cap})
+    book = SliceBook({T: cap}, expect_workers=2)
     book.add_worker(A, 1000, 0.0, same_boot=False)
     book.add_worker(B, 1000, 0.0, same_boot=False)
     book.rebalance(SETTLE_S)
     return book
 
 
-def test_a_worker_alone_gets_half_at_once_and_the_cap_when_nobody_else_came() -> None:
+def test_a_worker_alone_gets_the_cap_at_once() -> None:
     book = SliceBook({T: 100})
+    book.add_worker(A, 1000, 0.0, same_boot=False)
+    assert limit(book, A) == 100
+
+
+def test_those_that_are_expected_get_equal_shares_at_once() -> None:
+    book = SliceBook({T: 100}, expect_workers=3)
+    for worker in (A, B, WorkerId("c")):
+        book.add_worker(worker, 1000, 0.0, same_boot=False)
+    assert [limit(book, worker) for worker in (A, B, WorkerId("c"))] == [34, 33, 33]
+
+
+def test_an_expected_worker_that_does_not_come_leaves_its_share_to_the_others() -> None:
+    book = SliceBook({T: 100}, expect_workers=2)
     book.add_worker(A, 1000, 0.0, same_boot=False)
     assert limit(book, A) == 50
     book.rebalance(SETTLE_S)
@@ -33,7 +46,7 @@ def test_a_worker_alone_gets_half_at_once_and_the_cap_when_nobody_else_came() ->
 
 
 def test_a_worker_that_asks_gets_what_is_free_at_once() -> None:
-    book = SliceBook({T: 100})
+    book = SliceBook({T: 100}, expect_workers=2)
     book.add_worker(A, 1000, 0.0, same_boot=False)
     book.report(A, {T: 40}, NONE)
     assert book.rebalance(0.1) == {A}
@@ -122,8 +135,8 @@ def test_a_new_boot_gives_up_the_old_ones_slices_and_the_same_boot_keeps_them() 
     assert limit(book, B) == 50
     book.lose_worker(B, 22.0)
     book.add_worker(B, 1000, 23.0, same_boot=False)
-    assert limit(book, B) == 25
-    assert book.in_force(T) == 75
+    assert limit(book, B) == 50
+    assert book.in_force(T) == 100
 
 
 class Escrow(RuleBasedStateMachine):
@@ -138,6 +151,10 @@ class Escrow(RuleBasedStateMachine):
         self.heard: dict[WorkerId, int] = {}
         self.sent: dict[WorkerId, tuple[float, int]] = {}
         self.used: dict[WorkerId, int] = {}
+
+    @initialize(num_workers=st.integers(1, 5))
+    def expect(self, num_workers: int) -> None:
+        self.book = SliceBook({T: self.CAP}, expect_workers=num_workers)
 
     @precondition(lambda self: len(self.heard) < 4)
     @rule(pages=st.integers(1, 80))
