@@ -215,7 +215,8 @@ class Worker:
             parts.servicer.gateways.drop_silent(now)
             parts.load.expire_placements(now)
             stuck_s = parts.engine.stuck_s()
-            is_ready = stuck_s <= self._config.stuck_after_s and not self._lifecycle.stopping.is_set()
+            is_ending = self._lifecycle.stopping.is_set() or parts.load.is_draining
+            is_ready = stuck_s <= self._config.stuck_after_s and not is_ending
             if is_ready != self._health.serving:
                 _log.warning("readiness_changed", ready=is_ready, stuck_s=round(stuck_s, 1))
                 self._health.set_serving() if is_ready else self._health.set_not_serving()

@@ -43,6 +43,11 @@ class LoadReport:
         self._idle = True
         engine.listen(self.on_step)
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether the worker takes nothing more, by its own end or the scheduler's word."""
+        return self._draining
+
     def tell(self, listener: LoadListener) -> None:
         """Say to `listener` from now on that there is something to report."""
         self._listener = listener

@@ -12,7 +12,7 @@ from protos.kvmanager.v1 import kvmanager_pb2_grpc
 from protos.scheduler.v1 import scheduler_pb2 as sched
 from protos.scheduler.v1 import scheduler_pb2_grpc
 from protos.types.v1 import types_pb2
-from services.chassis.grpc import bind, create_server
+from services.chassis.grpc import bind, create_server, is_serving
 from services.chassis.stream import Outbox, serve_duplex
 from services.domain.block_hash import DIGEST_BYTES, hash_blocks
 from services.domain.ids import BlockHash, Epoch
@@ -229,6 +229,9 @@ async def test_drain_by_the_scheduler_refuses_new_and_finishes_old_requests() ->
         await gateway.wait_for(lambda: gateway.num_tokens(handle) > 0)
         scheduler.send(drain=sched.Drain())
         await scheduler.wait_for(lambda: scheduler.last.draining)
+        async with asyncio.timeout(5):
+            while await is_serving(worker.channel):  # noqa: ASYNC110 - it is another process, as it were
+                await asyncio.sleep(0.05)
         refused = await gateway.wait_end(await gateway.submit(**placed(scheduler, 2)))
         assert refused.refused.reason == "DRAINING"
         await gateway.wait_end(handle)
