@@ -88,6 +88,8 @@ class WorkerConfig:
     """Fault on demand: prompts that hold this id get a NaN row."""
     sim_crash_token: int | None = None
     """Fault on demand: a step that computes this id ends the executor."""
+    sim_stall_token: int | None = None
+    """Fault on demand: a step that computes this id does not end."""
     sim_extra_step_ms: float = 0.0
     """Fault on demand: every step is slower by so much."""
 

@@ -116,6 +116,7 @@ def _load_sim(config: WorkerConfig) -> Executor:
         extra_step_s=config.sim_extra_step_ms / 1000,
         bad_token=config.sim_bad_token,
         crash_token=config.sim_crash_token,
+        stall_token=config.sim_stall_token,
     )
     sim = SimConfig(
         model=config.model_name,

@@ -6,6 +6,7 @@ An implementation joins by adding a factory to `EXECUTORS`; it gives an executor
 
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -250,6 +251,21 @@ def test_a_sim_fails_on_demand() -> None:
     dead.prompt_ids[5] = 498
     with pytest.raises(ExecutorFault):
         step(made, [(dead, 10)])
+
+
+def test_a_sim_stalls_on_demand_until_it_is_let_go() -> None:
+    made = SimExecutor(SimConfig(vocab_size=500, time_scale=0), SimFaults(stall_token=498))
+    made.allocate(NUM_PAGES)
+    stuck, later = sequence(1, 10, [1]), sequence(2, 10, [2])
+    stuck.prompt_ids[5] = 498
+    with ThreadPoolExecutor(1) as pool:
+        hanging = pool.submit(step, made, [(stuck, 10)])
+        with pytest.raises(TimeoutError):
+            hanging.result(0.2)
+        made.faults.stall_token = None
+        made.faults.running.set()
+        assert hanging.result(10).failed.tolist() == [False]
+    assert step(made, [(later, 10)]).failed.tolist() == [False]
 
 
 def test_a_sim_draws_from_its_palette() -> None:

@@ -83,6 +83,8 @@ class SimFaults:
     """Prompts that hold this id get a NaN row."""
     crash_token: int | None = None
     """A step that computes this id ends the executor."""
+    stall_token: int | None = None
+    """A step that computes this id stalls, and all after it, until `running` is set."""
     crash: bool = False
     """The next step ends the executor."""
     running: Event = field(default_factory=Event)
@@ -142,6 +144,8 @@ class SimExecutor:
         assert self._num_pages is not None, "memory is allocated before the first step"
         assert batch.page_table.size == 0 or int(batch.page_table.max()) < self._num_pages, "no such page"
         faults = self.faults
+        if faults.stall_token is not None and faults.stall_token in batch.ids:
+            faults.running.clear()
         faults.running.wait()
         if faults.crash or (faults.crash_token is not None and faults.crash_token in batch.ids):
             raise ExecutorFault("simulated crash")
