@@ -148,9 +148,11 @@ def _redis(suite: Suite) -> Process:
     server = (suite.redis_binary, "--port", str(suite.ports.redis), "--bind", LOOPBACK)
     # A cache of this one run: nothing in it outlives the processes that fill it.
     memory_only = ("--save", "", "--appendonly", "no", "--dir", str(suite.redis_folder))
+    # Its housekeeping twice a second, not ten times: it holds little, and what has expired is never served.
+    seldom = ("--hz", "2")
     return Process(
         name="redis",
-        command=(suite.python, "-m", "services.launcher.guard", *server, *memory_only),
+        command=(suite.python, "-m", "services.launcher.guard", *server, *memory_only, *seldom),
         port=suite.ports.redis,
         health=Health.REDIS,
     )
