@@ -59,7 +59,7 @@ async def serve(config: GatewayConfig, tenants: Sequence[TenantEntry], life: Lif
     server_key = config.server_key.encode() or secrets.token_bytes(32)
     if not config.server_key:
         _log.warning("server_key_drawn")
-    redis = connect(config.redis_url)
+    redis = connect(config.redis_url, limit_s=config.redis_limit_ms / 1000)
     channel = create_channel(config.scheduler)
     executor = ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenize")
     parts = build_parts(

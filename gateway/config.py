@@ -42,6 +42,8 @@ class GatewayConfig:
     """host:port of the scheduler."""
     redis_url: str = "redis://127.0.0.1:6390/0"
     """Where quotas are kept."""
+    redis_limit_ms: float = 50.0
+    """Milliseconds after which a silent Redis counts as down; raise it where one busy host runs all."""
     model: tuple[str, ...] = ()
     """NAME=PATH of a model folder or .gguf file: its tokenizer and chat template."""
     server_key: str = ""
@@ -67,6 +69,7 @@ class GatewayConfig:
     """debug, info, warning or error."""
 
     def __post_init__(self) -> None:
+        check_range("redis_limit_ms", self.redis_limit_ms, 1.0, 10_000.0)
         for name in ("port", "http_port", "probe_port"):
             check_range(name, getattr(self, name), 0, 65535)
         check_range("max_live", self.max_live, 1)

@@ -49,6 +49,7 @@ stuck_after_s = {stuck_after_s}
 match_within_ms = 500
 [gateway]
 server_key = "only of this test"
+redis_limit_ms = 500
 [[tenants]]
 id = "red"
 key = "red-key-0001"
