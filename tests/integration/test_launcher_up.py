@@ -26,19 +26,24 @@ UP_LIMIT_S = 90.0
 def free_offset() -> int:
     """Return a port offset whose ports were all free a moment ago."""
     for offset in random.sample(range(1000, 14_000, 50), 50):
-        suite = Suite(
-            models=[Model("m", Path())],
-            num_workers=2,
-            sim=True,
-            python="",
-            ports=Ports(offset),
-            redis_binary="",
-            redis_folder=Path(),
-        )
         with contextlib.suppress(BusyPort):
-            check_ports(plan(suite), "127.0.0.1")
+            check_nothing_listens(offset)
             return offset
     pytest.fail("no free ports")
+
+
+def check_nothing_listens(offset: int) -> None:
+    """Raise `BusyPort` if any port of a suite at `offset` is taken."""
+    suite = Suite(
+        models=[Model("m", Path())],
+        num_workers=2,
+        sim=True,
+        python="",
+        ports=Ports(offset),
+        redis_binary="",
+        redis_folder=Path(),
+    )
+    check_ports(plan(suite), "127.0.0.1")
 
 
 @dataclass(slots=True)
@@ -159,6 +164,19 @@ async def test_too_little_memory_is_one_line_and_leaves_nothing(tmp_path: Path) 
         assert code == 1
         assert err.startswith("error: worker-0: ")
         assert err.count("\n") == 1
+    check_nothing_listens(launcher.ports.offset)
+
+
+async def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    cache = tmp_path / "a file"
+    cache.write_text("not a folder")
+    async with launch(cache, "--sim", "--model", "sim") as launcher:
+        code, err = await launcher.end()
+    assert code == 1
+    assert err.startswith(f"error: the cache folder {cache} cannot be written")
+    assert "QUIRE_CACHE" in err
+    assert err.count("\n") == 1
+    check_nothing_listens(launcher.ports.offset)
 
 
 @pytest.mark.slow
@@ -170,3 +188,4 @@ async def test_a_damaged_model_is_one_line_and_leaves_nothing(tmp_path: Path) ->
         assert code == 1
         assert "damaged" in err
         assert err.count("\n") == 1
+    check_nothing_listens(launcher.ports.offset)
