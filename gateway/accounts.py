@@ -13,10 +13,11 @@ from gateway.core.request import GenerationRequest
 from gateway.live import LiveRequest
 from gateway.observation import Outcome
 from services.chassis.telemetry import trace_id
+from services.domain.block_hash import BLOCK_SIZE
 from services.domain.errors import Code, ServeError
 from services.domain.generation import Usage
 from services.domain.miss_reason import MissReason
-from services.rpc.gateway_values import EndReport
+from services.rpc.gateway_values import EndReport, Placement
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,7 +44,7 @@ def receipt_of(run: Run) -> Receipt:
     report, placement = live.report, live.placement
     assert report is not None
     assert placement is not None
-    opted_out = run.request.cache_opt_out
+    miss_reason, first_miss_token = _miss_of(run, placement)
     return Receipt(
         request_id=live.id,
         usage=live.usage,
@@ -56,8 +57,8 @@ def receipt_of(run: Run) -> Receipt:
         page_seconds=report.page_seconds,
         worker=placement.worker,
         attempts=live.attempt,
-        miss_reason=MissReason.OPT_OUT if opted_out else placement.miss_reason,
-        first_miss_token=0 if opted_out else placement.first_miss_token,
+        miss_reason=miss_reason,
+        first_miss_token=first_miss_token,
         computed_tokens=report.computed_tokens,
         client_label=run.request.client_label,
         exact=True,
@@ -74,6 +75,21 @@ def billed_tokens(run: Run, usage: Usage) -> int:
     has_begun = run.live.has_started or run.live.first_token_at is not None
     ours = run.error is not None and run.error.code is Code.INTERNAL
     return usage.prompt_tokens + usage.output_tokens if has_begun and not ours else 0
+
+
+def _miss_of(run: Run, placement: Placement) -> tuple[MissReason, int]:
+    """Return why the prompt was not wholly cached, and its first token that was not.
+
+    The worker may have found more than the kvmanager knew of: blocks of a sibling, or published just now.
+    """
+    if run.request.cache_opt_out:
+        return MissReason.OPT_OUT, 0
+    cached_tokens = run.live.cached_tokens
+    if cached_tokens <= placement.first_miss_token or run.live.plan is None:
+        return placement.miss_reason, placement.first_miss_token
+    num_blocks = len(run.live.plan.submission.block_hashes)
+    is_whole = cached_tokens >= num_blocks * BLOCK_SIZE
+    return MissReason.NONE if is_whole else placement.miss_reason, cached_tokens
 
 
 def _tpot_s(live: LiveRequest) -> float | None:

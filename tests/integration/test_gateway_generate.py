@@ -64,8 +64,23 @@ async def test_a_stream_has_start_deltas_end_and_receipt_in_order(rig: Rig) -> N
     )
     assert (receipt.worker, receipt.attempts, receipt.client_label) == ("worker-0", 1, "mine")
     assert (receipt.page_seconds, receipt.prefill_ms, receipt.decode_ms) == (1.5, 250, 500)
-    assert receipt.cache.miss_reason == types_pb2.MISS_REASON_NEVER_SEEN
     assert 0 < receipt.ttft_ms < 5000
+
+
+@pytest.mark.parametrize(
+    ("cached_tokens", "reason"),
+    [
+        (0, types_pb2.MISS_REASON_NEVER_SEEN),
+        (16, types_pb2.MISS_REASON_NEVER_SEEN),
+        (32, types_pb2.MISS_REASON_NONE),
+    ],
+)
+async def test_the_receipt_believes_the_worker_where_it_had_more_than_was_known(
+    rig: Rig, cached_tokens: int, reason: int
+) -> None:
+    rig.worker.cached_tokens = cached_tokens
+    cache = (await generate(rig, prompt="x" * 40)).receipt.cache
+    assert (cache.miss_reason, cache.first_miss_token) == (reason, cached_tokens)
 
 
 @pytest.mark.failure("B073")
