@@ -129,7 +129,7 @@ async def seen(http: HttpRig, path: str, **body: Any) -> tuple[Any, ...]:
     for noise in answer.headers["x-request-id"].split(", "):
         text = text.replace(noise, "id")
     created = text.partition('"created":')[2].partition(",")[0]
-    text = text.replace(f'"created":{created}', "")
+    text = text.replace(f'"created":{created}', '"created":0')
     submits = []
     for submit in http.rig.worker.submits:
         submit.ClearField("handle")
@@ -139,7 +139,23 @@ async def seen(http: HttpRig, path: str, **body: Any) -> tuple[Any, ...]:
         submits.append(str(submit))
     labels = [ending.decode().partition('"client_label":')[2] for account in
               http.rig.quota._accounts.values() for ending in list(account.endings.values())[-1:]]  # type: ignore  # fmt: skip
-    return (answer.status_code, text, sorted(submits), labels)
+    return (answer.status_code, without_pace(text) if body.get("stream") else text, sorted(submits), labels)
+
+
+def without_pace(sse: str) -> tuple[str, list[str]]:
+    """Return a stream's text and the rest of its chunks: how the text is split is a matter of time."""
+    whole, rest = "", []
+    for line in sse.split("\n"):
+        if not line.startswith("data: "):
+            continue
+        chunk = line.removeprefix("data: ")
+        event = {} if chunk == "[DONE]" else orjson.loads(chunk)
+        for choice in event.get("choices", ()):
+            holder = choice.get("delta", choice)
+            whole += holder.pop("content", None) or holder.pop("text", None) or ""
+        if str(event) not in rest:
+            rest.append(str(event))
+    return whole, rest
 
 
 @pytest.mark.failure("B095")
