@@ -75,7 +75,7 @@ def models(argv: Sequence[str]) -> int:
         size = f"{here.num_bytes / 1e6:.0f} MB" if here else ""
         table.add_row(
             name,
-            f"{live.num_workers} workers" if live else "-",
+            f"{live.num_workers} worker{'' if live.num_workers == 1 else 's'}" if live else "-",
             str(live.max_context_tokens) if live else "",
             size if here is None or here.path else f"no ({size} to fetch)",
             here.description if here else "",

@@ -96,6 +96,11 @@ def test_only_the_gateway_may_listen_beyond_loopback() -> None:
     ]
 
 
+def test_the_kvmanager_hears_how_many_workers_to_expect() -> None:
+    suite = dataclasses.replace(BASE, num_workers=3)
+    assert flag(by_name(suite)["kvmanager"], "--expect-workers") == ["3"]
+
+
 def test_memory_and_threads_reach_every_worker() -> None:
     suite = dataclasses.replace(BASE, kv_memory=2**29, threads=1, num_workers=2)
     worker = by_name(suite)["worker-1"]
