@@ -51,7 +51,7 @@ async def test_draining_finishes_what_runs_and_refuses_what_is_new() -> None:
         handle = await gateway.submit(max_output=100)
         await gateway.wait_for(lambda: gateway.num_tokens(handle) > 0)
         assert await health(worker) == SERVING
-        worker.lifecycle.stop("test", limit_s=60)
+        worker.lifecycle.stopping.set()
         await until_health(worker, NOT_SERVING, 1.0)
         late = await gateway.wait_end(await gateway.submit())
         assert (late.refused.code, late.refused.reason) == (Code.UNAVAILABLE.value, "DRAINING")
