@@ -20,7 +20,12 @@ FORKS = {
     "os.fork", "os.forkpty", "pty.fork", "multiprocessing", "ProcessPoolExecutor", "preexec_fn",
 }  # fmt: skip
 LOOPS = {"asyncio.run", "asyncio.Runner", "asyncio.new_event_loop", "asyncio.set_event_loop"}
-ENTRIES = {"services/chassis/lifecycle.py", "services/launcher/up.py", "services/commands/status.py"}
+ENTRIES = {
+    "services/chassis/lifecycle.py",
+    "services/commands/drain.py",
+    "services/commands/status.py",
+    "services/launcher/up.py",
+}
 """What a process begins with: each makes the one loop of its process."""
 
 CALLS = """
