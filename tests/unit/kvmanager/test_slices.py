@@ -149,7 +149,8 @@ class Escrow(RuleBasedStateMachine):
         self.book = SliceBook({T: self.CAP})
         self.now = 0.0
         self.heard: dict[WorkerId, int] = {}
-        self.sent: dict[WorkerId, tuple[float, int]] = {}
+        self.sent: dict[WorkerId, list[tuple[float, int]]] = {}
+        """What is on its way to each worker, in order, after what it has heard last."""
         self.used: dict[WorkerId, int] = {}
 
     @initialize(num_workers=st.integers(1, 5))
@@ -162,7 +163,7 @@ class Escrow(RuleBasedStateMachine):
         worker = WorkerId(f"w{len(self.heard)}")
         self.book.add_worker(worker, pages, self.now, same_boot=False)
         self.heard[worker] = limit(self.book, worker)
-        self.sent[worker] = (self.now, self.heard[worker])
+        self.sent[worker] = []
         self.used[worker] = 0
 
     @precondition(lambda self: self.heard)
@@ -173,26 +174,26 @@ class Escrow(RuleBasedStateMachine):
         self.used[worker] = data.draw(st.integers(0, most))
         self.book.report(worker, {T: self.used[worker]}, frozenset({T}) if wants else NONE)
 
-    @precondition(lambda self: self.sent)
+    @precondition(lambda self: any(self.sent.values()))
     @rule(data=st.data())
     def hear(self, data: st.DataObject) -> None:
-        worker = data.draw(st.sampled_from(sorted(self.sent)))
-        self.heard[worker] = self.sent[worker][1]
+        worker = data.draw(st.sampled_from(sorted(w for w, coming in self.sent.items() if coming)))
+        _, self.heard[worker] = self.sent[worker].pop(0)
 
     @rule(passed_s=st.floats(0.1, 3.0))
     def tick(self, passed_s: float) -> None:
         self.now += passed_s
-        for worker, (at, pages) in self.sent.items():
-            if self.now - at >= SETTLE_S:
-                self.heard[worker] = pages
+        for worker, coming in self.sent.items():
+            while coming and self.now - coming[0][0] >= SETTLE_S:
+                _, self.heard[worker] = coming.pop(0)
         for worker in self.book.rebalance(self.now):
-            self.sent[worker] = (self.now, limit(self.book, worker))
+            self.sent[worker].append((self.now, limit(self.book, worker)))
 
     @invariant()
     def the_cap_holds(self) -> None:
         assert self.book.in_force(T) <= self.CAP
         assert sum(max(self.heard[w], self.used[w]) for w in self.heard) <= self.CAP
-        assert sum(pages for _, pages in self.sent.values()) <= self.CAP
+        assert sum(limit(self.book, worker) for worker in self.heard) <= self.CAP
 
 
 TestEscrow = Escrow.TestCase
