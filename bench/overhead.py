@@ -3,7 +3,7 @@
 CPU: 64 streams of 100 tokens a second each (6,400 tok/s) through gateway, scheduler, kvmanager and a sim
 worker, in CPU-seconds per 1,000 tokens over all processes and the client, beside the bare gRPC control of
 `bench.control` at the same rate, interleaved. TTFT: Poisson arrivals at 50 requests a second with the real
-tokenizer, against a worker whose step takes 1 ms, so that nearly all of it is ours.
+tokenizer; what the receipt calls prefill is the simulated model's, the rest of the client's TTFT is ours.
 """
 
 import argparse
@@ -126,9 +126,9 @@ async def _wait_ready(target: str) -> None:
 
 
 async def _drive_arrivals(target: str, rate: float, seconds: float, seed: int) -> list[float]:
-    """Send Poisson arrivals of real text; return TTFT in seconds, from the intended send time."""
+    """Send Poisson arrivals of real text; return TTFT from the intended send time less prefill, seconds."""
     chooser = random.Random(seed)
-    ttfts: list[float] = []
+    added: list[float] = []
 
     async def one(client: AsyncClient, intended: float) -> None:
         prompt = " ".join(chooser.choices(SENTENCE.split(), k=chooser.randint(60, 160)))
@@ -137,7 +137,8 @@ async def _drive_arrivals(target: str, rate: float, seconds: float, seed: int) -
             async for _ in stream.text():
                 first = first if first is not None else time.perf_counter()
         assert first is not None
-        ttfts.append(first - intended)
+        assert stream.receipt is not None
+        added.append(first - intended - stream.receipt.prefill_ms / 1000)
 
     async with AsyncClient(target, model=MODEL) as client, asyncio.TaskGroup() as group:
         at = time.perf_counter()
@@ -146,16 +147,16 @@ async def _drive_arrivals(target: str, rate: float, seconds: float, seed: int) -
             await asyncio.sleep(max(0.0, at - time.perf_counter()))
             group.create_task(one(client, at))
             at += chooser.expovariate(rate)
-    return ttfts
+    return added
 
 
 def measure_ttft(rate: float, seconds: float) -> dict[str, float]:
     with suite("--sim", config=TTFT_CONFIG) as running:
         asyncio.run(_drive_arrivals(running.gateway, rate, 3.0, seed=1))
-        ttfts = asyncio.run(_drive_arrivals(running.gateway, rate, seconds, seed=2))
-    cuts = statistics.quantiles(ttfts, n=100)
+        added = asyncio.run(_drive_arrivals(running.gateway, rate, seconds, seed=2))
+    cuts = statistics.quantiles(added, n=100)
     return {
-        "requests": len(ttfts),
+        "requests": len(added),
         "p50_ms": cuts[49] * 1000,
         "p90_ms": cuts[89] * 1000,
         "p99_ms": cuts[98] * 1000,
@@ -191,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     _row("median", medians)
     ttft = measure_ttft(50.0, args.ttft_seconds)
-    _row("ttft", ttft)
+    _row("added ttft", ttft)
     if args.json:
         with open(args.json, "w") as file:
             json.dump({"control": control, "quire": ours, "median": medians, "ttft": ttft}, file, indent=1)
