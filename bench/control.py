@@ -1,7 +1,7 @@
 """The bare gRPC control of `bench.overhead`: the same messages with none of our logic around them.
 
 Three processes: a producer that sends one message per step for all streams, a relay that splits it and
-writes to each client's stream every 30 ms, and the caller's client. What they burn is the floor of this
+writes to each client's stream every 25 ms, and the caller's client. What they burn is the floor of this
 shape on this machine, in this very run.
 """
 
@@ -14,7 +14,7 @@ import grpc
 from protos.gateway.v1 import gateway_pb2, gateway_pb2_grpc
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 
-COALESCE_S = 0.03
+COALESCE_S = 0.025
 TEXT = " word"
 
 
@@ -44,7 +44,7 @@ class Producer(worker_pb2_grpc.WorkerServiceServicer):
 
 
 class Relay(gateway_pb2_grpc.GenerateServiceServicer):
-    """Splits each step over the clients' streams and writes what has gathered every 30 ms."""
+    """Splits each step over the clients' streams and writes what has gathered every 25 ms."""
 
     def __init__(self, producer: str, num_streams: int) -> None:
         self._producer, self._num_streams = producer, num_streams

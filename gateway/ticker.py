@@ -6,7 +6,7 @@ Knows whom to wake; does not know why. Idle, it costs nothing.
 import asyncio
 from collections.abc import Callable
 
-PERIOD_S = 0.03
+PERIOD_S = 0.025
 """Seconds between two sends of one stream after its first token."""
 
 

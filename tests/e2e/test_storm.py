@@ -17,7 +17,7 @@ ENDS = {"whole", "left", "INVALID_FIELD", "PROMPT_TOO_LONG", "QUOTA_EXCEEDED", "
 LATE = {"LIMIT_EXPIRED", "DEADLINE_EXCEEDED"}
 """found expired by a server or by the client itself,"""
 SLOW_STORE = "DEPENDENCY_DOWN"
-"""or, some of them, refused because this machine let the store wait for longer than 50 ms."""
+"""or, some of them, refused because a busy machine let the store wait for longer than its limit."""
 
 
 async def kill_readers(stack: Stack) -> None:
