@@ -8,7 +8,7 @@ messages, no positions in streams and no policy. All methods belong to the event
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NewType, Protocol
+from typing import NewType, Protocol, TypeVar
 
 from services.domain.errors import ServeError, WorkerLost
 from services.domain.generation import FinishReason, Usage
@@ -76,6 +76,8 @@ class Steps(Protocol):
 
     def stuck_s(self) -> float: ...
 
+
+Value = TypeVar("Value")
 
 MakeSteps = Callable[[Callable[[StepOutputs], None], Callable[[BaseException], None]], Steps]
 
@@ -206,13 +208,19 @@ class AsyncEngine:
     # Inside.
 
     def _hand_over_step(self, outputs: StepOutputs) -> None:
-        self._loop.call_soon_threadsafe(self._take, outputs)
+        self._call_soon(self._take, outputs)
 
     def _hand_over_fault(self, error: BaseException) -> None:
-        self._loop.call_soon_threadsafe(self._fail, error)
+        self._call_soon(self._fail, error)
 
-    def _call_soon(self, reply: Callable[[tuple[Stored, ...]], None], blocks: tuple[Stored, ...]) -> None:
-        self._loop.call_soon_threadsafe(reply, blocks)
+    def _call_soon(self, call: Callable[[Value], None], value: Value) -> None:
+        """Call on the event loop, from the step thread."""
+        try:
+            self._loop.call_soon_threadsafe(call, value)
+        except RuntimeError:
+            # A hung step that comes back after the worker has gone has nobody left to tell.
+            if not self._loop.is_closed():
+                raise
 
     def _take(self, outputs: StepOutputs) -> None:
         self.last = outputs.stats

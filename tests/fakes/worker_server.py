@@ -1,6 +1,7 @@
 """A worker for the gateway's tests: answers with scripted token ids, one per choice and step."""
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -60,6 +61,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.step_s = step_s
         self.script: Script = says("hello world")
         self.refuses: ServeError | None = None
+        self.num_refusals = math.inf
+        """How many Submits `refuses` still meets."""
         self.is_open = asyncio.Event()
         """Steps are made only while it is set."""
         self.is_open.set()
@@ -149,7 +152,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
 
     def _on_submit(self, submit: pb.Submit) -> None:
         self.submits.append(submit)
-        if self.refuses is not None:
+        if self.refuses is not None and self.num_refusals > 0:
+            self.num_refusals -= 1
             refused = convert.failure_to_pb(self.refuses)
             self._events.append(pb.Event(handle=submit.handle, refused=refused))
         elif submit.handle not in self.running:
