@@ -4,7 +4,8 @@ Knows names, shapes and transforms; knows nothing of torch or of what an executo
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import structlog
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from services.artifacts.artifact import ArtifactKind, ModelArtifact
 from services.artifacts.errors import ArtifactError
 from services.artifacts.tensors import TensorRef
+from worker.executors.weights.ggml_blocks import decode_blocks
+from worker.executors.weights.quantized import Float32, QuantizedMatrix
 from worker.models.errors import UnsupportedModel
 from worker.models.registry import BuiltModel, build_model
 from worker.models.tensor_names import (
@@ -24,7 +27,7 @@ from worker.models.tensor_names import (
     transform_of,
 )
 
-Float32 = NDArray[np.float32]
+_Number = TypeVar("_Number", np.float32, np.uint8)
 
 _log = structlog.get_logger(__name__)
 
@@ -50,12 +53,42 @@ class WeightSource:
         """
         source = self._sources[parameter]
         values = source.tensor.to_float32()
-        if source.transform is Transform.UNPERMUTE_HEADS:
-            heads = self._model.config.num_heads
-            if role_of(parameter).startswith("k"):
-                heads = self._model.config.num_kv_heads
-            values = unpermute_heads(values, heads)
-        return values
+        # A damaged scale would turn every answer into NaN, or a few into nonsense: say so at load.
+        if not (np.isfinite(values.min()) and np.isfinite(values.max())):
+            raise _not_finite(source.tensor)
+        heads = self._permuted_heads(parameter)
+        return values if heads is None else unpermute_heads(values, heads)
+
+    def read_quantized(self, parameter: str) -> QuantizedMatrix | None:
+        """Return a parameter as codes, in our row order; None where its file holds floats.
+
+        None as well for the block formats that have no such form (see `decode_blocks`): `read` gives those.
+
+        Raises:
+            ArtifactError: A stored scale or offset is not a finite number.
+        """
+        source = self._sources[parameter]
+        matrix = decode_blocks(source.tensor)
+        if matrix is None:
+            return None
+        if not (np.isfinite(matrix.scales).all() and np.isfinite(matrix.offsets).all()):
+            raise _not_finite(source.tensor)
+        heads = self._permuted_heads(parameter)
+        if heads is None:
+            return matrix
+        codes, scales, offsets = (
+            unpermute_heads(matrix.codes, heads),
+            unpermute_heads(matrix.scales, heads),
+            unpermute_heads(matrix.offsets, heads),
+        )
+        return replace(matrix, codes=codes, scales=scales, offsets=offsets)
+
+    def _permuted_heads(self, parameter: str) -> int | None:
+        """Return the number of heads whose rows the file permutes, None where it keeps them in order."""
+        if self._sources[parameter].transform is not Transform.UNPERMUTE_HEADS:
+            return None
+        is_key = role_of(parameter).startswith("k")
+        return self._model.config.num_kv_heads if is_key else self._model.config.num_heads
 
 
 def open_model(artifact: ModelArtifact) -> tuple[BuiltModel, WeightSource]:
@@ -93,13 +126,13 @@ def open_model(artifact: ModelArtifact) -> tuple[BuiltModel, WeightSource]:
     return model, WeightSource(model, sources)
 
 
-def unpermute_heads(values: Float32, num_heads: int) -> Float32:
+def unpermute_heads(values: NDArray[_Number], num_heads: int) -> NDArray[_Number]:
     """Undo the row order that GGUF gives Llama's q and k (or their biases).
 
     Worked number: one head of 4 rows, stored (0, 2, 1, 3), comes back as (0, 1, 2, 3).
 
     Args:
-        values: [num_heads * head_dim, ...] float32.
+        values: [num_heads * head_dim, ...].
         num_heads: Query heads for q, key-value heads for k.
     """
     pairs = values.reshape(num_heads, -1, 2, *values.shape[1:])
@@ -112,3 +145,9 @@ def _drop_tied_head(head: TensorRef | None, embedding: TensorRef) -> None:
         head.dtype == embedding.dtype and np.array_equal(head.raw(), embedding.raw())
     ):
         _log.warning("tied_head_ignored", file=str(head.file), tensor=head.name)
+
+
+def _not_finite(tensor: TensorRef) -> ArtifactError:
+    return ArtifactError(
+        f"{tensor.file}: tensor {tensor.name} holds NaN or infinity (a damaged scale?); fetch the model again"
+    )
