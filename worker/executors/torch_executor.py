@@ -61,7 +61,7 @@ class TorchExecutor:
             page_bytes=self._layout.page_bytes,
             weight_bytes=self._plan.weight_bytes,
         )
-        self._num_heads = plan.num_heads
+        self._num_heads, self._windows = plan.num_heads, plan.windows
         self._rows: Tensor | None = None
         self._builder: StepBuilder | None = None
 
@@ -89,6 +89,7 @@ class TorchExecutor:
             num_heads=self._num_heads,
             row_tiles=self._plan.row_tiles,
             query_tiles=self._plan.query_tiles,
+            windows=self._windows,
             zero_page=num_pages,
         )
 

@@ -14,13 +14,14 @@ from torch import Tensor
 from services.domain.kv_layout import KvLayout
 from worker.executors.torch_step import TorchStep
 from worker.executors.weights.loader import WeightSource
-from worker.kernels.act_mul_torch import act_mul
+from worker.kernels.act_mul_torch import gelu_tanh_mul, silu_mul
 from worker.kernels.linear_torch import Matrix, prove_tiles
 from worker.kernels.paged_attention_torch import paged_attention, prove_query_tiles
 from worker.kernels.rms_norm_torch import rms_norm
 from worker.kernels.rope_store_torch import rope_store
+from worker.kernels.soft_cap_torch import soft_cap
 from worker.plan.arena import Arena, pack
-from worker.plan.op import Op, OpKind, Plan, RopeTable
+from worker.plan.op import Activation, Op, OpKind, Plan, RopeTable
 
 _MAX_CACHED_VIEWS = 64
 
@@ -31,8 +32,9 @@ class _Context:
 
     step: TorchStep
     slots: Sequence[Tensor]
-    cos: Tensor
-    sin: Tensor
+    cos: Sequence[Tensor]
+    """By rope table: [T, head_dim], of the step's positions."""
+    sin: Sequence[Tensor]
     keys: Sequence[Tensor]
     """By layer: [rows, head_dim], a view of the KV memory."""
     values: Sequence[Tensor]
@@ -49,7 +51,8 @@ class TorchPlan:
         self._weights = weights
         self._matrices: list[Matrix] = []
         self._tensors: dict[str, Tensor] = {}
-        self._cos, self._sin = _rope_table(plan.rope, max_positions)
+        tables = [_rope_table(rope, max_positions) for rope in plan.ropes]
+        self._cos, self._sin = zip(*tables, strict=True)
         self._runs = [self._bind(op) for op in plan.ops]
         self.row_tiles, linear_bits = prove_tiles(self._matrices)
         self.query_tiles, attention_bits = prove_query_tiles(
@@ -65,7 +68,7 @@ class TorchPlan:
     @property
     def weight_bytes(self) -> int:
         """Bytes of memory that weights take."""
-        tensors = sum(tensor.nbytes for tensor in (*self._tensors.values(), self._cos, self._sin))
+        tensors = sum(tensor.nbytes for tensor in (*self._tensors.values(), *self._cos, *self._sin))
         return int(tensors) + sum(matrix.num_bytes for matrix in self._matrices)
 
     def run(self, step: TorchStep, kv: Tensor, layout: KvLayout) -> NDArray[np.float32]:
@@ -83,8 +86,8 @@ class TorchPlan:
         context = _Context(
             step,
             slots,
-            self._cos.index_select(0, step.positions),
-            self._sin.index_select(0, step.positions),
+            [table.index_select(0, step.positions) for table in self._cos],
+            [table.index_select(0, step.positions) for table in self._sin],
             [kv[layout.key_row(layer) :] for layer in range(layout.num_layers)],
             [kv[layout.value_row(layer) :] for layer in range(layout.num_layers)],
         )
@@ -125,6 +128,8 @@ class TorchPlan:
             OpKind.PAGED_ATTENTION: self._bind_paged_attention,
             OpKind.ACT_MUL: self._bind_act_mul,
             OpKind.ADD: self._bind_add,
+            OpKind.SCALE: self._bind_scale,
+            OpKind.SOFT_CAP: self._bind_soft_cap,
             OpKind.GATHER_ROWS: self._bind_gather_rows,
             OpKind.LOGITS: self._bind_linear,
         }
@@ -176,30 +181,46 @@ class TorchPlan:
         return run
 
     def _bind_rope_store(self, op: Op) -> _Run:
-        (x,), (y,), layer = op.inputs, op.outputs, op.integer("layer")
+        (x,), (y,), layer, rope = op.inputs, op.outputs, op.integer("layer"), op.integer("rope")
         return lambda c: rope_store(
             c.slots[x],
             c.slots[y],
             c.keys[layer],
             c.values[layer],
-            cos=c.cos,
-            sin=c.sin,
+            cos=c.cos[rope],
+            sin=c.sin[rope],
             store_rows=c.step.store_rows,
         )
 
     def _bind_paged_attention(self, op: Op) -> _Run:
-        (x,), (y,), layer, scale = op.inputs, op.outputs, op.integer("layer"), op.number("scale")
+        (x,), (y,), layer, window = op.inputs, op.outputs, op.integer("layer"), op.integer("window")
+        scale, cap = op.number("scale"), op.number("soft_cap")
         return lambda c: paged_attention(
-            c.slots[x], c.keys[layer], c.values[layer], c.slots[y], c.step.groups, scale=scale
+            c.slots[x],
+            c.keys[layer],
+            c.values[layer],
+            c.slots[y],
+            c.step.groups[window],
+            scale=scale,
+            soft_cap=cap,
         )
 
     def _bind_act_mul(self, op: Op) -> _Run:
-        (x,), (y,) = op.inputs, op.outputs
-        return lambda c: act_mul(c.slots[x], c.slots[y])
+        (x,), (y,), activation = op.inputs, op.outputs, Activation(op.integer("activation"))
+        apply = {Activation.SILU: silu_mul, Activation.GELU_TANH: gelu_tanh_mul}[activation]
+        return lambda c: apply(c.slots[x], c.slots[y])
 
     def _bind_add(self, op: Op) -> _Run:
         (x, other), (y,) = op.inputs, op.outputs
         return lambda c: torch.add(c.slots[x], c.slots[other], out=c.slots[y])
+
+    def _bind_scale(self, op: Op) -> _Run:
+        (x,), (y,), factor = op.inputs, op.outputs, op.number("factor")
+        return lambda c: torch.mul(c.slots[x], factor, out=c.slots[y])
+
+    def _bind_soft_cap(self, op: Op) -> _Run:
+        (x,), (y,), cap = op.inputs, op.outputs, op.number("cap")
+        return lambda c: soft_cap(c.slots[x], c.slots[y], cap=cap)
 
     def _bind_gather_rows(self, op: Op) -> _Run:
         (x,), (y,) = op.inputs, op.outputs

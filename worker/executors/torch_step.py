@@ -3,8 +3,9 @@
 Knows batches, pages and tiles; knows nothing of layers or weights.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +37,8 @@ class TorchStep:
     """[T] int64; padding is position 0."""
     store_rows: Tensor
     """[tokens * kv_heads] int64: where each token's keys and values go inside a layer."""
-    groups: list[TileGroup]
+    groups: Mapping[int, list[TileGroup]]
+    """By attention's window."""
     out_rows: Tensor
     """[O] int64; padding repeats row 0."""
 
@@ -51,12 +53,14 @@ class StepBuilder:
         num_heads: int,
         row_tiles: Sequence[int],
         query_tiles: Sequence[int],
+        windows: Sequence[int],
         zero_page: int,
     ) -> None:
         self._layout = layout
         self._num_heads = num_heads
         self._row_tiles = row_tiles
         self._query_tiles = query_tiles
+        self._windows = windows
         self._zero_page = zero_page
         self._head_offsets = np.arange(layout.num_kv_heads, dtype=np.int64) * layout.head_rows
 
@@ -74,7 +78,7 @@ class StepBuilder:
             ids=_padded(batch.ids, sum(token_tiles)),
             positions=_padded(positions, sum(token_tiles)),
             store_rows=torch.from_numpy((rows[:, None] + self._head_offsets).reshape(-1)),
-            groups=list(self._groups(batch)),
+            groups={window: list(self._groups(batch, window)) for window in self._windows},
             out_rows=_padded(batch.out_rows, sum(output_tiles)),
         )
 
@@ -82,7 +86,7 @@ class StepBuilder:
         """Return the row of head 0 inside a layer's memory for tokens at `positions` in `pages`."""
         return pages.astype(np.int64) * self._layout.page_rows + positions % self._layout.page_size
 
-    def _groups(self, batch: Batch) -> Iterator[TileGroup]:
+    def _groups(self, batch: Batch, window: int) -> Iterator[TileGroup]:
         """Cut the queries into tiles, and those of one size into groups of bounded memory."""
         by_size: dict[int, list[tuple[int, int, int]]] = {}
         for sequence, (start, end) in enumerate(
@@ -98,21 +102,25 @@ class StepBuilder:
                 start = stop
         for size, tiles in by_size.items():
             # Most blocks first, so that the tiles which need block b are always the first ones.
-            last = [int(batch.positions[stop - 1]) for _, _, stop in tiles]
-            order = sorted(range(len(tiles)), key=lambda i: -(last[i] // KEY_BLOCK))
+            num_blocks = [
+                int(batch.positions[stop - 1]) // KEY_BLOCK
+                - int(_first_block(batch.positions[start], window))
+                + 1
+                for _, start, stop in tiles
+            ]
+            order = sorted(range(len(tiles)), key=lambda i: -num_blocks[i])
             room = max(1, _SCORES_PER_GROUP // (size * self._num_heads * KEY_BLOCK))
             chosen: list[tuple[int, int, int]] = []
             used = 0
             for i in order:
-                num_blocks = last[i] // KEY_BLOCK + 1
-                if chosen and used + num_blocks > room:
-                    yield self._group(batch, size, chosen)
+                if chosen and used + num_blocks[i] > room:
+                    yield self._group(batch, size, chosen, window)
                     chosen, used = [], 0
                 chosen.append(tiles[i])
-                used += num_blocks
-            yield self._group(batch, size, chosen)
+                used += num_blocks[i]
+            yield self._group(batch, size, chosen, window)
 
-    def _group(self, batch: Batch, size: int, tiles: list[tuple[int, int, int]]) -> TileGroup:
+    def _group(self, batch: Batch, size: int, tiles: list[tuple[int, int, int]], window: int) -> TileGroup:
         sequences, starts, stops = (np.array(column, np.int64) for column in zip(*tiles, strict=True))
         first_positions = batch.positions[starts].astype(np.int64)
         counts = stops - starts
@@ -121,11 +129,12 @@ class StepBuilder:
         is_token = (places >= 0) & (places < counts[:, None])
         query_rows = starts[:, None] + np.where(is_token, places, counts[:, None] - 1)
         query_positions = batch.positions[query_rows].astype(np.int64)
-        # 2. The blocks each tile needs: up to the one with its last position.
-        num_blocks = query_positions.max(axis=1) // KEY_BLOCK + 1
+        # 2. The blocks each tile needs: from the first that any of its rows sees to its last position's.
+        first_blocks = _first_block(first_positions, window)
+        num_blocks = query_positions.max(axis=1) // KEY_BLOCK - first_blocks + 1
         active = [int((num_blocks > block).sum()) for block in range(int(num_blocks[0]))]
         tile_of_item = np.concatenate([np.arange(count) for count in active])
-        block_of_item = np.repeat(np.arange(len(active)), active)
+        block_of_item = np.repeat(np.arange(len(active)), active) + first_blocks[tile_of_item]
         # 3. Where the keys lie; past the sequence's end, in the page of zeros.
         keys = block_of_item[:, None] * KEY_BLOCK + np.arange(KEY_BLOCK)
         owner = sequences[tile_of_item]
@@ -133,7 +142,10 @@ class StepBuilder:
         is_written = keys < batch.context_len[owner][:, None]
         pages = np.where(is_written, batch.page_table[owner[:, None], slot], self._zero_page)
         kv_rows = self._kv_rows(pages, keys)[:, None, :] + self._head_offsets[None, :, None]
-        is_hidden = keys[:, None, :] > query_positions[tile_of_item][:, :, None]
+        own = query_positions[tile_of_item][:, :, None]
+        is_hidden = keys[:, None, :] > own
+        if window:
+            is_hidden |= keys[:, None, :] <= own - window
         mask = np.where(is_hidden, np.float32(-np.inf), np.float32(0))
         return TileGroup(
             query_tile=size,
@@ -144,6 +156,11 @@ class StepBuilder:
             source=torch.from_numpy(np.flatnonzero(is_token)),
             target=torch.from_numpy(query_rows[is_token]),
         )
+
+
+def _first_block(positions: Any, window: int) -> Any:
+    """Return the block of the first key that a row at each of `positions` sees."""
+    return np.maximum(positions - window + 1, 0) // KEY_BLOCK if window else np.zeros_like(positions)
 
 
 def _padded(values: NDArray[np.int32] | Int64, size: int) -> Tensor:

@@ -6,8 +6,10 @@ Knows torch alone.
 import torch
 from torch import Tensor
 
+from worker.kernels.act_mul import GELU_CUBIC, GELU_SCALE
 
-def act_mul(x: Tensor, out: Tensor) -> None:
+
+def silu_mul(x: Tensor, out: Tensor) -> None:
     """Write silu(left half of x) * right half into `out`.
 
     Spelled out, because torch's own silu takes another exponential for the elements left over at the end of
@@ -17,4 +19,13 @@ def act_mul(x: Tensor, out: Tensor) -> None:
     torch.neg(gate, out=out)
     out.exp_().add_(1)
     torch.div(gate, out, out=out)
+    out.mul_(up)
+
+
+def gelu_tanh_mul(x: Tensor, out: Tensor) -> None:
+    """Write gelu(left half of x) * right half into `out`; spelled out for the same reason."""
+    gate, up = x.chunk(2, dim=-1)
+    torch.mul(gate, gate, out=out)
+    out.mul_(gate).mul_(GELU_CUBIC).add_(gate).mul_(GELU_SCALE)
+    out.tanh_().add_(1).mul_(gate).mul_(0.5)
     out.mul_(up)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels.paged_attention import KEY_BLOCK
+from worker.kernels.soft_cap_torch import soft_cap
 
 QUERY_TILES = (1, 4, 16, 32)
 """Candidate tile sizes, in tokens."""
@@ -24,7 +25,7 @@ class TileGroup:
     query_rows: Tensor
     """[tiles * query_tile] int64: rows of q; a padded place repeats a row of its tile."""
     active: tuple[int, ...]
-    """[blocks]: how many of the tiles need block b; the first is all of them."""
+    """[blocks]: how many of the tiles need a b-th block, counted from each one's first; all need one."""
     kv_rows: Tensor
     """[sum(active) * kv_heads * KEY_BLOCK] int64: block by block, tile by tile, head by head."""
     mask: Tensor
@@ -36,14 +37,23 @@ class TileGroup:
 
 
 def paged_attention(
-    q: Tensor, keys: Tensor, values: Tensor, out: Tensor, groups: Sequence[TileGroup], *, scale: float
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    out: Tensor,
+    groups: Sequence[TileGroup],
+    *,
+    scale: float,
+    soft_cap: float,
 ) -> None:
     """Write the attention output of every token into its row of `out`; other rows stay as they are."""
     for group in groups:
-        _attend(q, keys, values, out, group, scale)
+        _attend(q, keys, values, out, group, scale, soft_cap)
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor, out: Tensor, group: TileGroup, scale: float) -> None:
+def _attend(
+    q: Tensor, keys: Tensor, values: Tensor, out: Tensor, group: TileGroup, scale: float, cap: float
+) -> None:
     head_dim, active = keys.shape[1], group.active
     num_items, num_tiles = sum(active), active[0]
     kv_heads = group.kv_rows.shape[0] // (num_items * KEY_BLOCK)
@@ -51,10 +61,12 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, out: Tensor, group: TileGro
     tiled = q.index_select(0, group.query_rows).view(num_tiles, group.query_tile, kv_heads, -1, head_dim)
     tiled = tiled.transpose(1, 2).contiguous().mul_(scale)
     shape = tiled.shape[1:-1]
-    # 2. Scores of every (block, tile) item.
+    # 2. Scores of every (block, tile) item. A block that a row does not see adds exact zeros to it.
     items = _repeat(tiled, active).view(num_items * kv_heads, -1, head_dim)
     blocks = keys.index_select(0, group.kv_rows).view(-1, KEY_BLOCK, head_dim)
     scores = torch.bmm(items, blocks.transpose(1, 2)).view(num_items, *shape, KEY_BLOCK)
+    if cap:
+        soft_cap(scores, scores, cap=cap)
     scores += group.mask
     # 3. Softmax weights. A maximum has no order of summation: it is taken over all blocks at once.
     maxima = scores.amax(-1)

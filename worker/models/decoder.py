@@ -9,7 +9,17 @@ from worker.models.config_reader import ConfigReader
 from worker.models.errors import UnsupportedModel
 from worker.models.rope import read_rope
 from worker.plan.graph import Graph
-from worker.plan.op import RopeTable, Slot
+from worker.plan.op import Activation, RopeTable, Slot
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """How one layer's attention differs from another's."""
+
+    window: int = 0
+    """Keys a token looks back at, its own included; 0 is all."""
+    rope: int = 0
+    """Index into the model's rope tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,14 +29,14 @@ class DecoderConfig:
     vocab_size: int
     hidden_size: int
     ffn_size: int
-    num_layers: int
+    layers: tuple[LayerConfig, ...]
     num_heads: int
     num_kv_heads: int
     head_dim: int
     norm_eps: float
     max_positions: int
     """Tokens of context the model was made for."""
-    rope: RopeTable
+    ropes: tuple[RopeTable, ...]
     is_tied: bool
     """Whether the output head is the embedding."""
     has_qkv_bias: bool = False
@@ -34,6 +44,9 @@ class DecoderConfig:
     """Bias after attention's output projection."""
     has_mlp_bias: bool = False
     has_qk_norm: bool = False
+    attention_scale: float
+    """Factor on the products of queries and keys."""
+    activation: Activation = Activation.SILU
 
 
 def read_decoder(
@@ -63,18 +76,19 @@ def read_decoder(
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden_size,
         ffn_size=config.integer("intermediate_size"),
-        num_layers=config.integer("num_hidden_layers"),
+        layers=(LayerConfig(),) * config.integer("num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         norm_eps=config.number("rms_norm_eps", 1e-6),
         max_positions=max_positions,
-        rope=read_rope(config, head_dim=head_dim, max_positions=max_positions),
+        ropes=(read_rope(config, head_dim=head_dim, max_positions=max_positions),),
         is_tied=config.flag("tie_word_embeddings"),
         has_qkv_bias=has_qkv_bias,
         has_output_bias=has_output_bias,
         has_mlp_bias=has_mlp_bias,
         has_qk_norm=has_qk_norm,
+        attention_scale=head_dim**-0.5,
     )
     config.finish()
     return decoder
@@ -96,7 +110,7 @@ def require_full_attention(config: ConfigReader) -> None:
 def decoder_forward(g: Graph, config: DecoderConfig) -> Slot:
     """Emit the whole model; return the logits."""
     x = g.embed("embedding", vocab_size=config.vocab_size, width=config.hidden_size)
-    for layer in range(config.num_layers):
+    for layer in range(len(config.layers)):
         x = g.add(x, _attention(g, x, config, layer))
         x = g.add(x, _mlp(g, x, config, layer))
     x = g.rms_norm(g.gather_rows(x), "final_norm", eps=config.norm_eps)
@@ -111,8 +125,11 @@ def _attention(g: Graph, x: Slot, config: DecoderConfig, layer: int) -> Slot:
     qkv = g.linear(x, parts, biases=config.has_qkv_bias)
     if config.has_qk_norm:
         qkv = g.qk_norm(qkv, f"{prefix}.q_norm", f"{prefix}.k_norm", eps=config.norm_eps)
-    q = g.rope_store(qkv, layer=layer)
-    attended = g.paged_attention(q, layer=layer)
+    kind = config.layers[layer]
+    q = g.rope_store(qkv, layer=layer, rope=kind.rope)
+    attended = g.paged_attention(
+        q, layer=layer, scale=config.attention_scale, window=kind.window, soft_cap=0.0
+    )
     return g.linear(attended, [(f"{prefix}.o", config.hidden_size)], biases=config.has_output_bias)
 
 
@@ -120,5 +137,5 @@ def _mlp(g: Graph, x: Slot, config: DecoderConfig, layer: int) -> Slot:
     prefix = f"layers.{layer}"
     x = g.rms_norm(x, f"{prefix}.ffn_norm", eps=config.norm_eps)
     parts = [(f"{prefix}.gate", config.ffn_size), (f"{prefix}.up", config.ffn_size)]
-    gated = g.act_mul(g.linear(x, parts, biases=config.has_mlp_bias))
+    gated = g.act_mul(g.linear(x, parts, biases=config.has_mlp_bias), config.activation)
     return g.linear(gated, [(f"{prefix}.down", config.hidden_size)], biases=config.has_mlp_bias)

@@ -54,6 +54,6 @@ def build_model(config: Mapping[str, Any]) -> BuiltModel:
         num_heads=decoder.num_heads,
         num_kv_heads=decoder.num_kv_heads,
         head_dim=decoder.head_dim,
-        rope=decoder.rope,
+        ropes=decoder.ropes,
     )
     return BuiltModel(name, decoder, graph.finish(family.forward(graph, decoder)))

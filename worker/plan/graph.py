@@ -5,17 +5,19 @@ Knows shapes and checks them; knows nothing of families or of how an operation i
 
 from collections.abc import Sequence
 
-from worker.plan.op import Attribute, Op, OpKind, Plan, RopeTable, Rows, Slot
+from worker.plan.op import Activation, Attribute, Op, OpKind, Plan, RopeTable, Rows, Slot
 
 
 class Graph:
     """Collects operations. Slots are immutable: every call returns a new one."""
 
-    def __init__(self, *, num_heads: int, num_kv_heads: int, head_dim: int, rope: RopeTable) -> None:
+    def __init__(
+        self, *, num_heads: int, num_kv_heads: int, head_dim: int, ropes: Sequence[RopeTable]
+    ) -> None:
         self._num_heads = num_heads
         self._num_kv_heads = num_kv_heads
         self._head_dim = head_dim
-        self._rope = rope
+        self._ropes = tuple(ropes)
         self._ops: list[Op] = []
         self._slots: list[Slot] = []
         self._parameters: dict[str, tuple[int, ...]] = {}
@@ -54,25 +56,51 @@ class Graph:
         weights = tuple(self._parameter(name, (self._head_dim,)) for name in (q_name, k_name))
         return self._add(OpKind.QK_NORM, (qkv,), "T", self._qkv_width, weights=weights, eps=eps)
 
-    def rope_store(self, qkv: Slot, *, layer: int) -> Slot:
-        """Rotate q and k, store k and v of this step in the layer's KV, return q."""
+    def rope_store(self, qkv: Slot, *, layer: int, rope: int) -> Slot:
+        """Rotate q and k by table `rope`, store k and v of this step in the layer's KV, return q."""
         assert qkv.width == self._qkv_width, "a qkv slot holds all q, then k, then v heads"
+        assert rope in range(len(self._ropes)), f"there is no rope table {rope}"
         self._num_layers = max(self._num_layers, layer + 1)
-        return self._add(OpKind.ROPE_STORE, (qkv,), "T", self._num_heads * self._head_dim, layer=layer)
+        width = self._num_heads * self._head_dim
+        return self._add(OpKind.ROPE_STORE, (qkv,), "T", width, layer=layer, rope=rope)
 
-    def paged_attention(self, q: Slot, *, layer: int) -> Slot:
-        """Attend from q to the sequence's keys and values up to and including each row's own."""
-        scale = self._head_dim**-0.5
-        return self._add(OpKind.PAGED_ATTENTION, (q,), "T", q.width, layer=layer, scale=scale)
+    def paged_attention(self, q: Slot, *, layer: int, scale: float, window: int, soft_cap: float) -> Slot:
+        """Attend from q to the sequence's keys and values up to and including each row's own.
 
-    def act_mul(self, x: Slot) -> Slot:
-        """Gate the second half of x by silu of its first half."""
-        return self._add(OpKind.ACT_MUL, (x,), x.rows, x.width // 2)
+        Args:
+            q: [T, heads * head_dim].
+            layer: Whose keys and values.
+            scale: Factor on the products of queries and keys.
+            window: Keys a row sees, its own the last of them; 0 is all.
+            soft_cap: Bound of the scaled scores; 0 is none.
+        """
+        return self._add(
+            OpKind.PAGED_ATTENTION,
+            (q,),
+            "T",
+            q.width,
+            layer=layer,
+            scale=scale,
+            window=window,
+            soft_cap=soft_cap,
+        )
+
+    def act_mul(self, x: Slot, activation: Activation) -> Slot:
+        """Gate the second half of x by the activation of its first half."""
+        return self._add(OpKind.ACT_MUL, (x,), x.rows, x.width // 2, activation=int(activation))
 
     def add(self, x: Slot, y: Slot) -> Slot:
         """Add two slots of one shape."""
         assert (x.rows, x.width) == (y.rows, y.width), "add takes equal shapes"
         return self._add(OpKind.ADD, (x, y), x.rows, x.width)
+
+    def scale(self, x: Slot, factor: float) -> Slot:
+        """Multiply x by a number."""
+        return self._add(OpKind.SCALE, (x,), x.rows, x.width, factor=factor)
+
+    def soft_cap(self, x: Slot, cap: float) -> Slot:
+        """Bend x smoothly into the open interval from -cap to cap."""
+        return self._add(OpKind.SOFT_CAP, (x,), x.rows, x.width, cap=cap)
 
     def gather_rows(self, x: Slot) -> Slot:
         """Keep the rows whose logits are wanted."""
@@ -94,7 +122,7 @@ class Graph:
             num_heads=self._num_heads,
             num_kv_heads=self._num_kv_heads,
             head_dim=self._head_dim,
-            rope=self._rope,
+            ropes=self._ropes,
         )
 
     def _parameter(self, name: str, shape: tuple[int, ...]) -> str:

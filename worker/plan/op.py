@@ -6,7 +6,7 @@ rows) are symbolic; everything else is a number. One plan serves prefill, decode
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Literal
 
 Rows = Literal["T", "O"]
@@ -21,10 +21,14 @@ class OpKind(StrEnum):
     linear          x @ W^T (+ b). W are `weights` stacked by rows; with `biases` = 1 the second half of
                     `weights` are the biases of the first half
     qk_norm         rms_norm per head over the q heads (weight 0) and k heads (weight 1) of a qkv slot
-    rope_store      rotate q and k of a qkv slot, write k and v into the layer's KV -> q
-    paged_attention causal softmax attention of q over the sequence's own KV, this step's included
-    act_mul         SwiGLU: silu(first half of x) * second half
+    rope_store      rotate q and k of a qkv slot by table `rope`, write k and v into the layer's KV -> q
+    paged_attention causal softmax attention of q over the sequence's own KV, this step's included. A row
+                    sees `window` keys, its own the last of them (0: all); scores are q . k * `scale`, then
+                    `soft_cap` * tanh(score / `soft_cap`) unless that is 0
+    act_mul         f(first half of x) * second half, f = `activation` (see `Activation`)
     add             x + y
+    scale           x * `factor`, the factor rounded to float32
+    soft_cap        `cap` * tanh(x / `cap`)
     gather_rows     the step's output rows of x, in their order
     logits          x @ W^T, W = weight 0 `[vocab, width]`
     """
@@ -37,8 +41,18 @@ class OpKind(StrEnum):
     PAGED_ATTENTION = "paged_attention"
     ACT_MUL = "act_mul"
     ADD = "add"
+    SCALE = "scale"
+    SOFT_CAP = "soft_cap"
     GATHER_ROWS = "gather_rows"
     LOGITS = "logits"
+
+
+class Activation(IntEnum):
+    """What `act_mul` applies to its first half."""
+
+    SILU = 0
+    GELU_TANH = 1
+    """GELU by its tanh approximation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +107,13 @@ class Plan:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rope: RopeTable
+    ropes: tuple[RopeTable, ...]
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The different windows that attention has, ascending; 0 is one that sees all keys."""
+        attentions = [op for op in self.ops if op.kind is OpKind.PAGED_ATTENTION]
+        return tuple(sorted({op.integer("window") for op in attentions}))
 
 
 def render(plan: Plan) -> str:

@@ -59,13 +59,13 @@ def test_keys_that_change_no_logit_are_accepted() -> None:
 
 
 def test_factors_of_a_gguf_divide_the_frequencies() -> None:
-    plain = build(head_dim=4).plan.rope.inverse_frequencies
-    scaled = build(head_dim=4, rope_scaling={"rope_type": "factors", "factors": [1.0, 8.0]}).plan.rope
+    plain = build(head_dim=4).plan.ropes[0].inverse_frequencies
+    scaled = build(head_dim=4, rope_scaling={"rope_type": "factors", "factors": [1.0, 8.0]}).plan.ropes[0]
     assert scaled.inverse_frequencies == (plain[0], plain[1] / 8)
 
 
 def test_yarn_raises_the_magnitude_by_a_tenth_of_the_logarithm() -> None:
-    rope = build(rope_scaling={"rope_type": "yarn", "factor": 4.0}).plan.rope
+    rope = build(rope_scaling={"rope_type": "yarn", "factor": 4.0}).plan.ropes[0]
     assert rope.magnitude == pytest.approx(0.1 * math.log(4) + 1)
 
 
