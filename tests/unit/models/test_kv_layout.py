@@ -1,6 +1,10 @@
 """A page is one dense run: its rows are all used, each once."""
 
-from services.domain.kv_layout import KvFormat, KvLayout
+import dataclasses
+
+import pytest
+
+from services.domain.kv_layout import KvFormat, KvLayout, KvOrder
 
 
 def layout(**changes: int) -> KvLayout:
@@ -21,13 +25,22 @@ def test_every_row_of_a_page_belongs_to_one_layer_side_head_and_token() -> None:
     assert page.page_bytes == page.page_rows * 8 * 4
 
 
-def test_a_page_of_the_small_model_takes_737280_bytes() -> None:
-    assert layout(num_layers=30, num_kv_heads=3, head_dim=64, page_size=16).page_bytes == 737_280
+@pytest.mark.parametrize(
+    ("kv_format", "page_bytes"),
+    [(KvFormat.F32, 737_280), (KvFormat.BF16, 368_640), (KvFormat.INT8, 195_840)],
+)
+@pytest.mark.parametrize("order", KvOrder)
+def test_bytes_of_a_page_of_the_small_model(kv_format: KvFormat, page_bytes: int, order: KvOrder) -> None:
+    page = layout(num_layers=30, num_kv_heads=3, head_dim=64, page_size=16)
+    assert dataclasses.replace(page, format=kv_format, order=order).page_bytes == page_bytes
 
 
 def test_the_digest_tells_layouts_apart_and_is_pinned() -> None:
-    digests = {
-        layout(**{name: 32}).digest for name in ("num_layers", "num_kv_heads", "head_dim", "page_size")
-    }
-    assert len(digests | {layout().digest}) == 5
-    assert layout().digest == "b606cea6ef7a5d84"
+    pages = [layout(**{name: 32}) for name in ("num_layers", "num_kv_heads", "head_dim", "page_size")]
+    pages += [
+        dataclasses.replace(layout(), format=kv_format, order=order)
+        for kv_format in KvFormat
+        for order in KvOrder
+    ]
+    assert len({page.digest for page in pages}) == len(pages)
+    assert layout().digest == "8e2f9956d39e403f"
