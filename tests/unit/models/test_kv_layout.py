@@ -7,9 +7,14 @@ import pytest
 from services.domain.kv_layout import KvFormat, KvLayout, KvOrder
 
 
-def layout(**changes: int) -> KvLayout:
-    sizes = {"num_layers": 3, "num_kv_heads": 2, "head_dim": 8, "page_size": 4, **changes}
-    return KvLayout(format=KvFormat.F32, **sizes)
+def layout(*, num_layers: int = 3, num_kv_heads: int = 2, head_dim: int = 8, page_size: int = 4) -> KvLayout:
+    return KvLayout(
+        format=KvFormat.F32,
+        num_layers=num_layers,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+    )
 
 
 def test_every_row_of_a_page_belongs_to_one_layer_side_head_and_token() -> None:
@@ -36,7 +41,7 @@ def test_bytes_of_a_page_of_the_small_model(kv_format: KvFormat, page_bytes: int
 
 
 def test_the_digest_tells_layouts_apart_and_is_pinned() -> None:
-    pages = [layout(**{name: 32}) for name in ("num_layers", "num_kv_heads", "head_dim", "page_size")]
+    pages = [layout(num_layers=32), layout(num_kv_heads=32), layout(head_dim=32), layout(page_size=32)]
     pages += [
         dataclasses.replace(layout(), format=kv_format, order=order)
         for kv_format in KvFormat
