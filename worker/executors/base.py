@@ -10,6 +10,17 @@ from services.domain.ids import Namespace
 from worker.engine.batch import Batch, StepResult
 
 
+@dataclass(frozen=True, slots=True)
+class KernelUse:
+    """Which code really multiplies with the weights of a kind of layer."""
+
+    layer_kind: str
+    """Roles of the weights, e.g. `q+k+v`, or `logits`."""
+    kernel: str
+    count: int
+    """Products of the plan that run it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
     """What the loaded model is and costs. Fixed for the life of the worker."""
@@ -31,6 +42,8 @@ class ModelProfile:
     page_bytes: int
     """Bytes of KV of all layers in one page."""
     weight_bytes: int
+    kernels: tuple[KernelUse, ...] = ()
+    """What products run on; empty where nothing is computed."""
 
 
 class ExecutorFault(Exception):

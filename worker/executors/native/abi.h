@@ -132,6 +132,9 @@ struct QuireEngine;
 // Text of the last error on this thread.
 const char* quire_last_error();
 
+// Size of QuireSlot, QuireOp, QuireWeight, QuireModel, QuireBatch, QuireSampleRow (0 to 5): what a mirror checks.
+int64_t quire_sizeof(int32_t which);
+
 // Name of the instruction set this library was compiled for, and of the kernel that serves a weight kind.
 const char* quire_instruction_set();
 const char* quire_kernel_name(int32_t weight_kind, int32_t compute);
@@ -142,7 +145,7 @@ int32_t quire_pack_codes(int32_t kind, int32_t rows, int32_t cols, int32_t group
                          const float* scales, const float* offsets, void* out);
 int32_t quire_pack_floats(int32_t kind, int32_t rows, int32_t cols, const float* values, void* out);
 
-// Returns null on error. The model's arrays may go afterwards; what its weights point to must stay.
+// Returns null on error. The model's arrays may go afterwards; what its weights and rope tables point to must stay.
 QuireEngine* quire_create(const QuireModel* model, int32_t num_threads);
 void quire_destroy(QuireEngine* engine);
 

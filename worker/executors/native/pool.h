@@ -22,6 +22,7 @@ class Pool {
 
   // Calls body(item, thread) for each item in [0, num_items), and returns when all have been done. `thread` is
   // in [0, num_threads) and names scratch memory; which thread does an item must never change a bit of it.
+  // What a body throws is thrown again here, once all items are done.
   void run(int64_t num_items, const std::function<void(int64_t item, int thread)>& body);
 
  private:

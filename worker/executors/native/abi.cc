@@ -1,0 +1,80 @@
+// The C interface: nothing thrown leaves it.
+
+#include "abi.h"
+
+#include <exception>
+#include <string>
+
+#include "engine.h"
+#include "vec.h"
+
+struct QuireEngine {
+  quire::Engine engine;
+};
+
+namespace {
+
+thread_local std::string last_error;
+
+template <typename Body>
+int32_t guarded(const Body& body) {
+  try {
+    body();
+    return 0;
+  } catch (const std::exception& error) {
+    last_error = error.what();
+  } catch (...) {
+    last_error = "unknown error";
+  }
+  return -1;
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* quire_last_error() { return last_error.c_str(); }
+
+const char* quire_instruction_set() { return quire::kInstructionSet; }
+
+int64_t quire_sizeof(int32_t which) {
+  constexpr int64_t sizes[] = {sizeof(QuireSlot),  sizeof(QuireOp),    sizeof(QuireWeight),
+                               sizeof(QuireModel), sizeof(QuireBatch), sizeof(QuireSampleRow)};
+  return which >= 0 && which < 6 ? sizes[which] : -1;
+}
+
+QuireEngine* quire_create(const QuireModel* model, int32_t num_threads) {
+  QuireEngine* created = nullptr;
+  guarded([&] { created = new QuireEngine{{*model, num_threads}}; });
+  return created;
+}
+
+void quire_destroy(QuireEngine* engine) { delete engine; }
+
+int32_t quire_set_arena(QuireEngine* engine, int32_t max_tokens, const int64_t* offsets, int64_t num_floats) {
+  return guarded([&] { engine->engine.set_arena(max_tokens, offsets, num_floats); });
+}
+
+int32_t quire_allocate(QuireEngine* engine, int64_t num_pages) {
+  return guarded([&] { engine->engine.allocate_pages(num_pages); });
+}
+
+int64_t quire_page_bytes(const QuireEngine* engine) { return engine->engine.page_bytes(); }
+
+int32_t quire_step(QuireEngine* engine, const QuireBatch* batch, float* logits) {
+  return guarded([&] { engine->engine.step(*batch, logits); });
+}
+
+int32_t quire_sample(QuireEngine* engine, const float* logits, int32_t vocab_size, int32_t num_rows,
+                     const QuireSampleRow* rows, int32_t max_top, int32_t* token_ids, uint8_t* failed,
+                     float* logprobs, int32_t* top_ids, float* top_logprobs) {
+  const quire::Drawn drawn{max_top, token_ids, failed, logprobs, top_ids, top_logprobs};
+  quire::Engine& own = engine->engine;
+  return guarded([&] { own.sampler().sample(own.pool(), logits, vocab_size, num_rows, rows, drawn); });
+}
+
+int32_t quire_read_slot(const QuireEngine* engine, int32_t slot, float* out) {
+  return guarded([&] { engine->engine.read_slot(slot, out); });
+}
+
+}  // extern "C"

@@ -1,0 +1,217 @@
+"""The native CPU executor: the plan handed to a C++ library once, then one call for each step.
+
+Knows the library, packed weights and pages; knows nothing of requests or why a row is in the step. Needs
+numpy and a library that `native.build` compiled, and no torch. Every row of logits is the same bit for bit
+alone, batched, in any chunking, after a prefix hit and on any number of threads: nothing is summed over rows
+or by thread.
+"""
+
+import hashlib
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.artifacts.artifact import open_artifact
+from services.domain.ids import Namespace
+from services.domain.kv_layout import KvFormat, KvLayout, KvOrder
+from worker.engine.batch import Batch, StepResult
+from worker.executors.base import ExecutorFault, ModelProfile
+from worker.executors.native.bound_plan import bind_plan, check_supported
+from worker.executors.native.build import Built, build
+from worker.executors.native.library import Batch as NativeBatch
+from worker.executors.native.library import Compute, Library, NativeError
+from worker.executors.native.packed_weights import open_packed
+from worker.executors.native.sampling import sample
+from worker.executors.weights.loader import WeightSource, open_model
+from worker.models.registry import BuiltModel
+from worker.plan.arena import pack
+
+LogitsTap = Callable[[Batch, NDArray[np.float32]], None]
+
+_FEWEST_ROWS = 64
+"""Tokens of the smallest step that memory is laid out for; larger ones double it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeOptions:
+    """How a native executor computes."""
+
+    page_size: int = 16
+    """Tokens in a page."""
+    kv_format: KvFormat = KvFormat.F32
+    compute: Compute = Compute.INT8
+    """What activations become before a product with a quantised weight."""
+    num_threads: int | None = None
+    """Threads that compute; None: one per core."""
+    instruction_set: str = "auto"
+    """One that this CPU has, or `auto` for the best."""
+
+
+class NativeExecutor:
+    """`worker.executors.base.Executor` in C++."""
+
+    on_logits: LogitsTap | None = None
+    """Called after each step with the batch and its logits [O, vocab] float32, before they are sampled.
+    For tests and for comparing executors; it must not keep or change the array."""
+
+    def __init__(
+        self,
+        model: BuiltModel,
+        weights: WeightSource,
+        built: Built,
+        *,
+        name: str,
+        revision: str,
+        options: NativeOptions,
+    ) -> None:
+        plan, config = model.plan, model.config
+        self._plan = plan
+        self._library = library = Library(built.path)
+        layout = KvLayout(
+            format=options.kv_format,
+            num_layers=plan.num_layers,
+            num_kv_heads=plan.num_kv_heads,
+            head_dim=plan.head_dim,
+            page_size=options.page_size,
+            order=KvOrder.PANELS,
+        )
+        key = f"{revision}-{built.instruction_set}-{built.digest}"
+        # Held as long as the engine, which reads both where they are.
+        self._packed = open_packed(library, plan, weights, key=key)
+        self._bound = bind_plan(
+            library,
+            plan,
+            self._packed,
+            layout,
+            max_positions=config.max_positions,
+            compute=options.compute,
+            num_threads=options.num_threads or _num_cores(),
+        )
+        self._engine = self._bound.handle
+        self._destroy = weakref.finalize(self, library.call, "destroy", self._engine)
+        assert library.call("page_bytes", self._engine) == layout.page_bytes, "both say how large a page is"
+        numerics = _digest(
+            "native", built.instruction_set, built.digest, revision, options.compute.name, layout.format
+        )
+        tables = sum(table.nbytes for table in self._bound.rope_tables)
+        self._profile = ModelProfile(
+            model=name,
+            revision=revision,
+            namespace=Namespace(_digest(revision, layout.digest, numerics)),
+            numerics=numerics,
+            executor="native",
+            vocab_size=config.vocab_size,
+            max_context_tokens=config.max_positions,
+            page_size=options.page_size,
+            page_bytes=layout.page_bytes,
+            weight_bytes=self._packed.num_bytes + tables,
+            kernels=self._bound.kernels,
+        )
+        self._max_rows = 0
+        self._is_allocated = False
+        self._logits = np.empty((0, config.vocab_size), np.float32)
+
+    @property
+    def profile(self) -> ModelProfile:
+        """What is loaded and what it costs."""
+        return self._profile
+
+    def allocate(self, num_pages: int) -> None:
+        """Reserve `num_pages` pages; the system commits them when they are first used.
+
+        Raises:
+            ExecutorFault: The machine does not have that much memory.
+        """
+        assert not self._is_allocated, "KV memory is allocated once"
+        try:
+            self._library.check("allocate", self._engine, num_pages)
+        except NativeError as exc:
+            size = self._profile.page_bytes
+            raise ExecutorFault(f"cannot allocate {num_pages} pages of {size} bytes") from exc
+        self._is_allocated = True
+
+    def execute(self, batch: Batch) -> StepResult:
+        """Run the plan once and draw a token for every output row (see `Executor.execute`)."""
+        assert self._is_allocated, "allocate comes before the first step"
+        try:
+            logits = self._run(batch)
+            if self.on_logits is not None:
+                self.on_logits(batch, logits)
+            return sample(self._library, self._engine, logits, batch.sampling)
+        except (NativeError, MemoryError) as exc:
+            raise ExecutorFault(f"a step failed in the native executor: {exc}") from exc
+
+    def close(self) -> None:
+        """Give the KV memory back and end the threads."""
+        self._destroy()
+
+    def _run(self, batch: Batch) -> NDArray[np.float32]:
+        num_tokens, num_outputs = len(batch.ids), len(batch.out_rows)
+        if num_tokens > self._max_rows:
+            self._grow(num_tokens)
+        if num_outputs > len(self._logits):
+            self._logits = np.empty((num_outputs, self._profile.vocab_size), np.float32)
+        logits = self._logits[:num_outputs]
+        arrays = [
+            np.ascontiguousarray(array, np.int32)
+            for array in (
+                batch.ids,
+                batch.positions,
+                batch.query_start,
+                batch.context_len,
+                batch.page_table,
+                batch.out_rows,
+            )
+        ]
+        num_sequences, table_width = batch.page_table.shape
+        native = NativeBatch(
+            num_tokens, num_sequences, num_outputs, table_width, *(array.ctypes.data for array in arrays)
+        )
+        self._library.check("step", self._engine, native, logits.ctypes.data)
+        return logits
+
+    def _grow(self, num_tokens: int) -> None:
+        """Lay the slots out for steps of at least so many tokens."""
+        rows = max(_FEWEST_ROWS, 1 << (num_tokens - 1).bit_length())
+        arena = pack(self._plan, num_tokens=rows, num_outputs=rows)
+        offsets = np.array([-1 if offset is None else offset for offset in arena.offsets], np.int64)
+        self._library.check("set_arena", self._engine, rows, offsets.ctypes.data, arena.size)
+        self._max_rows = rows
+
+
+def load_native_executor(
+    path: Path | str, *, model_name: str, options: NativeOptions | None = None
+) -> NativeExecutor:
+    """Load a model folder or GGUF file into a native executor. KV memory comes with `allocate`.
+
+    Args:
+        path: What `open_artifact` reads.
+        model_name: The name callers use.
+
+    Raises:
+        ArtifactError: The model cannot be read or is not one that we compute; names file and tensor.
+        NoCompiler: The library is not compiled and cannot be.
+        UnsupportedOperation: The library lacks an operation of the model.
+    """
+    options = NativeOptions() if options is None else options
+    artifact = open_artifact(path)
+    model, weights = open_model(artifact)
+    check_supported(model.plan)
+    built = build(options.instruction_set)
+    return NativeExecutor(model, weights, built, name=model_name, revision=artifact.revision, options=options)
+
+
+def _num_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
