@@ -9,7 +9,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 export GOMP_SPINCOUNT ?= 10000
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: serve test test-slow lint protos clean
+.PHONY: serve test test-slow lint protos peers clean
 
 serve: $(SERVE_STAMP)
 	@exec $(BIN)/quire up --demo --config deploy/quire.local.toml $(ARGS)
@@ -31,6 +31,10 @@ lint: $(DEV_STAMP)
 
 protos: $(DEV_STAMP)
 	$(BIN)/python -m protos.generate
+
+# What `python -m bench.peers` compares with, in a folder of its own; tens of minutes and several GB.
+peers:
+	PYTHON=$(PYTHON) bench/peers/install.sh $(ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info
