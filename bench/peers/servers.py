@@ -62,7 +62,24 @@ def llama(gguf: Path, kind: str) -> Server:
     if not model.exists():
         command = [home / "llama-quantize", "--allow-requantize", gguf, model, kind]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    flags = "-t 2 -tb 2 -np 32 -c 40960 -b 2048 -ub 512 -cb -fa off --no-webui".split()
+    flags = [
+        "-t",
+        "2",
+        "-tb",
+        "2",
+        "-np",
+        "32",
+        "-c",
+        "40960",
+        "-b",
+        "2048",
+        "-ub",
+        "512",
+        "-cb",
+        "-fa",
+        "off",
+        "--no-webui",
+    ]
     return Server(
         name=f"llama.cpp {kind}",
         command=(str(home / "llama-server"), "-m", str(model), "--port", str(PEER_PORT), *flags),
@@ -75,7 +92,14 @@ def llama(gguf: Path, kind: str) -> Server:
 def vllm(folder: Path, dtype: str) -> Server:
     """Return vLLM's CPU build on a Hugging Face folder of the model."""
     home = peers_folder() / "vllm"
-    flags = "--max-model-len 2048 --max-num-seqs 32 --enable-prefix-caching --served-model-name".split()
+    flags = [
+        "--max-model-len",
+        "2048",
+        "--max-num-seqs",
+        "32",
+        "--enable-prefix-caching",
+        "--served-model-name",
+    ]
     serve = (str(home / "bin" / "vllm"), "serve", str(folder), "--port", str(PEER_PORT), "--dtype", dtype)
     return Server(
         name=f"vllm {dtype}",
