@@ -23,7 +23,9 @@ _KEYS = {
     "attention.sliding_window": "sliding_window",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
+    "attention.sliding_window_pattern": "sliding_window_pattern",
     "rope.freq_base": "rope_theta",
+    "rope.freq_base_swa": "rope_local_base_freq",
     "expert_count": "num_local_experts",
     "vocab_size": "vocab_size",
 }
@@ -62,7 +64,22 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     config["mlp_bias"] = "blk.0.ffn_gate.bias" in file.tensors
     config["hidden_act"] = "gelu_pytorch_tanh" if architecture.startswith("gemma") else "silu"
+    if architecture == "gemma3":
+        config["query_pre_attn_scalar"] = _gemma3_scalar(config)
+    if architecture == "llama" and "sliding_window" in config:
+        # Converters write Mistral as Llama; only this tells where that is not the same maths.
+        config["model_type"] = "mistral"
     return config
+
+
+def _gemma3_scalar(config: Mapping[str, Any]) -> Any:
+    """Return `query_pre_attn_scalar`, which no key carries: the head's size but in the 27B model.
+
+    Source: llama.cpp, llama-model.cpp, where 62 layers mean 27B and a scale of (hidden / heads)^-0.5.
+    """
+    if config["num_hidden_layers"] == 62:
+        return config["hidden_size"] // config["num_attention_heads"]
+    return config["head_dim"]
 
 
 def _rope_scaling(architecture: str, metadata: Mapping[str, Any], file: GgufFile) -> dict[str, Any] | None:

@@ -32,17 +32,30 @@ def normalise_config(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the text model's config with one spelling for what has had several.
 
     `text_config` is lifted to the top; `rope_parameters` (and `rope_scaling.type`) become `rope_theta` and
-    `rope_scaling = {"rope_type": ..., ...}`, None for plain rotary embedding. Everything else is untouched.
+    `rope_scaling = {"rope_type": ..., ...}`, None for plain rotary embedding. Where they differ by kind of
+    layer, these are full attention's and `rope_local_base_freq` and `rope_local_scaling` sliding attention's.
+    Everything else is untouched.
     """
     config = {**raw, **raw.get("text_config", {})}
     config.pop("text_config", None)
-    rope = dict(config.pop("rope_parameters", None) or config.get("rope_scaling") or {})
-    if "rope_theta" in rope:
-        config["rope_theta"] = rope.pop("rope_theta")
-    if "type" in rope:
-        rope.setdefault("rope_type", rope.pop("type"))
-    config["rope_scaling"] = None if rope.get("rope_type", "default") == "default" else rope
+    rope = config.pop("rope_parameters", None) or config.get("rope_scaling") or {}
+    if "full_attention" in rope or "sliding_attention" in rope:
+        local_theta, config["rope_local_scaling"] = _theta_and_scaling(rope.get("sliding_attention") or {})
+        config.setdefault("rope_local_base_freq", local_theta)
+        rope = rope.get("full_attention") or {}
+    theta, config["rope_scaling"] = _theta_and_scaling(rope)
+    if theta is not None:
+        config["rope_theta"] = theta
     return config
+
+
+def _theta_and_scaling(rope: Mapping[str, Any]) -> tuple[Any, dict[str, Any] | None]:
+    """Return the base, None where it is not said, and the scaling, None for plain rotary embedding."""
+    scaling = dict(rope)
+    theta = scaling.pop("rope_theta", None)
+    if "type" in scaling:
+        scaling.setdefault("rope_type", scaling.pop("type"))
+    return theta, None if scaling.get("rope_type", "default") == "default" else scaling
 
 
 def token_text(value: Any) -> str | None:

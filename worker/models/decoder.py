@@ -44,9 +44,19 @@ class DecoderConfig:
     """Bias after attention's output projection."""
     has_mlp_bias: bool = False
     has_qk_norm: bool = False
+    has_post_norms: bool = False
+    """Whether what attention and MLP give is normalised too, before it is added."""
     attention_scale: float
     """Factor on the products of queries and keys."""
-    activation: Activation = Activation.SILU
+    attention_soft_cap: float = 0.0
+    """Bound of attention's scores; 0 is none."""
+    activation: Activation
+    embedding_scale: float = 1.0
+    logit_soft_cap: float = 0.0
+    """Bound of the logits; 0 is none."""
+
+
+_ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU_TANH}
 
 
 def read_decoder(
@@ -56,13 +66,15 @@ def read_decoder(
     has_output_bias: bool = False,
     has_mlp_bias: bool = False,
     has_qk_norm: bool = False,
+    activation: str = "silu",
+    default_theta: float = 10000.0,
 ) -> DecoderConfig:
     """Read the keys that all such families have, and refuse what is left over.
 
     Raises:
         UnsupportedModel: A key is missing, malformed, unknown, or asks for other maths.
     """
-    config.require("hidden_act", "silu")
+    config.require("hidden_act", activation)
     hidden_size = config.integer("hidden_size")
     num_heads = config.integer("num_attention_heads")
     num_kv_heads = config.integer("num_key_value_heads", num_heads)
@@ -72,6 +84,7 @@ def read_decoder(
         )
     head_dim = config.integer("head_dim", hidden_size // num_heads)
     max_positions = config.integer("max_position_embeddings")
+    rope = read_rope(config, head_dim=head_dim, max_positions=max_positions, default_theta=default_theta)
     decoder = DecoderConfig(
         vocab_size=config.integer("vocab_size"),
         hidden_size=hidden_size,
@@ -82,13 +95,14 @@ def read_decoder(
         head_dim=head_dim,
         norm_eps=config.number("rms_norm_eps", 1e-6),
         max_positions=max_positions,
-        ropes=(read_rope(config, head_dim=head_dim, max_positions=max_positions),),
+        ropes=(rope,),
         is_tied=config.flag("tie_word_embeddings"),
         has_qkv_bias=has_qkv_bias,
         has_output_bias=has_output_bias,
         has_mlp_bias=has_mlp_bias,
         has_qk_norm=has_qk_norm,
         attention_scale=head_dim**-0.5,
+        activation=_ACTIVATIONS[activation],
     )
     config.finish()
     return decoder
@@ -110,11 +124,14 @@ def require_full_attention(config: ConfigReader) -> None:
 def decoder_forward(g: Graph, config: DecoderConfig) -> Slot:
     """Emit the whole model; return the logits."""
     x = g.embed("embedding", vocab_size=config.vocab_size, width=config.hidden_size)
+    if config.embedding_scale != 1:
+        x = g.scale(x, config.embedding_scale)
     for layer in range(len(config.layers)):
         x = g.add(x, _attention(g, x, config, layer))
         x = g.add(x, _mlp(g, x, config, layer))
     x = g.rms_norm(g.gather_rows(x), "final_norm", eps=config.norm_eps)
-    return g.logits(x, "embedding" if config.is_tied else "head", vocab_size=config.vocab_size)
+    logits = g.logits(x, "embedding" if config.is_tied else "head", vocab_size=config.vocab_size)
+    return g.soft_cap(logits, config.logit_soft_cap) if config.logit_soft_cap else logits
 
 
 def _attention(g: Graph, x: Slot, config: DecoderConfig, layer: int) -> Slot:
@@ -128,14 +145,22 @@ def _attention(g: Graph, x: Slot, config: DecoderConfig, layer: int) -> Slot:
     kind = config.layers[layer]
     q = g.rope_store(qkv, layer=layer, rope=kind.rope)
     attended = g.paged_attention(
-        q, layer=layer, scale=config.attention_scale, window=kind.window, soft_cap=0.0
+        q,
+        layer=layer,
+        scale=config.attention_scale,
+        window=kind.window,
+        soft_cap=config.attention_soft_cap,
     )
-    return g.linear(attended, [(f"{prefix}.o", config.hidden_size)], biases=config.has_output_bias)
+    y = g.linear(attended, [(f"{prefix}.o", config.hidden_size)], biases=config.has_output_bias)
+    return g.rms_norm(y, f"{prefix}.post_attention_norm", eps=config.norm_eps) if config.has_post_norms else y
 
 
 def _mlp(g: Graph, x: Slot, config: DecoderConfig, layer: int) -> Slot:
     prefix = f"layers.{layer}"
-    x = g.rms_norm(x, f"{prefix}.ffn_norm", eps=config.norm_eps)
+    # Published files call the norm before the MLP by another name where there are norms after.
+    norm = "pre_ffn_norm" if config.has_post_norms else "ffn_norm"
+    x = g.rms_norm(x, f"{prefix}.{norm}", eps=config.norm_eps)
     parts = [(f"{prefix}.gate", config.ffn_size), (f"{prefix}.up", config.ffn_size)]
     gated = g.act_mul(g.linear(x, parts, biases=config.has_mlp_bias), config.activation)
-    return g.linear(gated, [(f"{prefix}.down", config.hidden_size)], biases=config.has_mlp_bias)
+    y = g.linear(gated, [(f"{prefix}.down", config.hidden_size)], biases=config.has_mlp_bias)
+    return g.rms_norm(y, f"{prefix}.post_ffn_norm", eps=config.norm_eps) if config.has_post_norms else y

@@ -6,7 +6,7 @@ prefix hit could not equal a miss.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from worker.models.config_reader import ConfigReader
@@ -14,7 +14,14 @@ from worker.models.errors import UnsupportedModel
 from worker.plan.op import RopeTable
 
 
-def read_rope(config: ConfigReader, *, head_dim: int, max_positions: int) -> RopeTable:
+def plain_rope(theta: float, head_dim: int) -> RopeTable:
+    """Return the table without any scaling."""
+    return RopeTable(tuple(theta ** (-2 * pair / head_dim) for pair in range(head_dim // 2)))
+
+
+def read_rope(
+    config: ConfigReader, *, head_dim: int, max_positions: int, default_theta: float = 10000.0
+) -> RopeTable:
     """Read `rope_theta` and `rope_scaling` and return the table.
 
     Raises:
@@ -22,11 +29,12 @@ def read_rope(config: ConfigReader, *, head_dim: int, max_positions: int) -> Rop
     """
     if head_dim % 2:
         raise UnsupportedModel(f"rotary embedding needs an even head_dim, got {head_dim}")
-    theta = config.number("rope_theta", 10000.0)
-    plain = [theta ** (-2 * pair / head_dim) for pair in range(head_dim // 2)]
+    theta = config.number("rope_theta", default_theta)
+    table = plain_rope(theta, head_dim)
+    plain = table.inverse_frequencies
     scaling: Mapping[str, Any] | None = config.value("rope_scaling")
     if scaling is None:
-        return RopeTable(tuple(plain))
+        return table
     reader = ConfigReader(scaling, what="rope_scaling")
     kind = reader.value("rope_type")
     if kind == "linear":
@@ -46,7 +54,7 @@ def read_rope(config: ConfigReader, *, head_dim: int, max_positions: int) -> Rop
     return table
 
 
-def _llama3(plain: list[float], scaling: ConfigReader) -> RopeTable:
+def _llama3(plain: Sequence[float], scaling: ConfigReader) -> RopeTable:
     """Slow down low frequencies by `factor`, keep high ones, blend between.
 
     Source: Llama 3.1 reference code, apply_scaling.
@@ -62,7 +70,7 @@ def _llama3(plain: list[float], scaling: ConfigReader) -> RopeTable:
     return RopeTable(tuple(frequencies))
 
 
-def _yarn(plain: list[float], scaling: ConfigReader, *, theta: float, max_positions: int) -> RopeTable:
+def _yarn(plain: Sequence[float], scaling: ConfigReader, *, theta: float, max_positions: int) -> RopeTable:
     """Interpolate pairs that turn seldom, keep those that turn often, ramp linearly by pair in between.
 
     Source: Peng et al. 2023, "YaRN", section 3.2 and equation 15 for the attention factor.
@@ -88,7 +96,7 @@ def _yarn(plain: list[float], scaling: ConfigReader, *, theta: float, max_positi
     return RopeTable(tuple(frequencies), scaling.number("attention_factor", default))
 
 
-def _factors(plain: list[float], scaling: ConfigReader) -> RopeTable:
+def _factors(plain: Sequence[float], scaling: ConfigReader) -> RopeTable:
     """Divide each pair's frequency by its own factor, as GGUF files carry Llama 3's scaling."""
     factors = scaling.value("factors")
     if not isinstance(factors, list) or len(factors) != len(plain):

@@ -22,17 +22,35 @@ class Transform(StrEnum):
     NONE = "none"
     UNPERMUTE_HEADS = "unpermute_heads"
     """Rows of each head are stored as pairs (0, d/2), (1, d/2 + 1) ...; put the halves back in order."""
+    ADD_ONE = "add_one"
+    """Norms that multiply by 1 + w are stored as w."""
 
 
 _HEADS = {"q": Transform.UNPERMUTE_HEADS, "k": Transform.UNPERMUTE_HEADS}
 
+_UNPERMUTE_LLAMA = {**_HEADS, "q_bias": _HEADS["q"], "k_bias": _HEADS["k"]}
+_GEMMA_NORMS = [
+    "attention_norm",
+    "post_attention_norm",
+    "pre_ffn_norm",
+    "post_ffn_norm",
+    "q_norm",
+    "k_norm",
+    "final_norm",
+]
+
 TRANSFORMS: dict[tuple[str, WeightFormat], dict[str, Transform]] = {
     ("llama", WeightFormat.HUGGING_FACE): {},
-    ("llama", WeightFormat.GGUF): {**_HEADS, "q_bias": _HEADS["q"], "k_bias": _HEADS["k"]},
+    ("llama", WeightFormat.GGUF): _UNPERMUTE_LLAMA,
+    ("mistral", WeightFormat.HUGGING_FACE): {},
+    ("mistral", WeightFormat.GGUF): _UNPERMUTE_LLAMA,
     ("qwen2", WeightFormat.HUGGING_FACE): {},
     ("qwen2", WeightFormat.GGUF): {},
     ("qwen3", WeightFormat.HUGGING_FACE): {},
     ("qwen3", WeightFormat.GGUF): {},
+    ("gemma3", WeightFormat.HUGGING_FACE): dict.fromkeys(_GEMMA_NORMS, Transform.ADD_ONE),
+    # Converters add the one themselves.
+    ("gemma3", WeightFormat.GGUF): {},
 }
 """(family, format) -> role -> transform; a role that is not named is taken as it is."""
 
@@ -45,6 +63,12 @@ _ROLES = {
     "head": ("lm_head.weight", "output.weight"),
     "attention_norm": ("model.layers.{}.input_layernorm.weight", "blk.{}.attn_norm.weight"),
     "ffn_norm": ("model.layers.{}.post_attention_layernorm.weight", "blk.{}.ffn_norm.weight"),
+    "post_attention_norm": (
+        "model.layers.{}.post_attention_layernorm.weight",
+        "blk.{}.post_attention_norm.weight",
+    ),
+    "pre_ffn_norm": ("model.layers.{}.pre_feedforward_layernorm.weight", "blk.{}.ffn_norm.weight"),
+    "post_ffn_norm": ("model.layers.{}.post_feedforward_layernorm.weight", "blk.{}.post_ffw_norm.weight"),
     "q_norm": ("model.layers.{}.self_attn.q_norm.weight", "blk.{}.attn_q_norm.weight"),
     "k_norm": ("model.layers.{}.self_attn.k_norm.weight", "blk.{}.attn_k_norm.weight"),
 }
@@ -61,6 +85,7 @@ for _role, (_hf, _gguf) in _PROJECTIONS.items():
     _ROLES[_role] = (f"model.layers.{{}}.{_hf}.weight", f"blk.{{}}.{_gguf}.weight")
     _ROLES[f"{_role}_bias"] = (f"model.layers.{{}}.{_hf}.bias", f"blk.{{}}.{_gguf}.bias")
 
+_VISION = re.compile(r"(?:model\.)?(?:vision_tower|multi_modal_projector)\.")
 _DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
 
@@ -75,6 +100,19 @@ def file_name_of(parameter: str, weight_format: WeightFormat) -> str:
     found = _LAYER.fullmatch(parameter)
     name = _ROLES[role_of(parameter)][0 if weight_format is WeightFormat.HUGGING_FACE else 1]
     return name.format(found.group(1)) if found else name
+
+
+def text_name_of(tensor: str) -> str | None:
+    """Return the name that a text-only file gives a tensor; None for what only sees images.
+
+    Files of models that also see wrap the text model, in one of two spellings.
+    """
+    if _VISION.match(tensor):
+        return None
+    for wrapped, plain in (("language_model.", ""), ("model.language_model.", "model.")):
+        if tensor.startswith(wrapped):
+            return plain + tensor.removeprefix(wrapped)
+    return tensor
 
 
 def is_derived(tensor: str) -> bool:

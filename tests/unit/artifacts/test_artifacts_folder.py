@@ -89,6 +89,19 @@ def test_all_spellings_of_rope_scaling_mean_the_same(raw: dict[str, Any]) -> Non
     }
 
 
+def test_rope_by_kind_of_layer_is_settled_on_full_attention() -> None:
+    ropes = {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    config = normalise_config({"rope_parameters": ropes})
+    assert (config["rope_theta"], config["rope_local_base_freq"]) == (1e6, 1e4)
+    assert config["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
+    assert config["rope_local_scaling"] is None
+    ropes["sliding_attention"]["rope_type"] = "yarn"
+    assert normalise_config({"rope_parameters": ropes})["rope_local_scaling"] == {"rope_type": "yarn"}
+
+
 def test_default_rope_is_no_scaling() -> None:
     assert normalise_config({"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}) == {
         "rope_theta": 1e4,

@@ -152,6 +152,23 @@ def test_linear_and_yarn_scaling_are_declared(tmp_path: Path) -> None:
 
 
 @pytest.mark.failure("B108")
+def test_a_llama_with_a_window_is_a_mistral(tmp_path: Path) -> None:
+    tensors = {"token_embd.weight": ("F32", random_values(8, 256))}
+    plain = open_artifact(write_gguf(tmp_path / "plain.gguf", tensors)).config
+    windowed = open_artifact(write_gguf(tmp_path / "window.gguf", tensors, sliding_window=64)).config
+    assert (plain["model_type"], windowed["model_type"]) == ("llama", "mistral")
+    assert windowed["sliding_window"] == 64
+
+
+@pytest.mark.parametrize(("num_layers", "scalar"), [(1, 32), (62, 64)])
+def test_the_scale_of_gemma_3_follows_from_its_size(num_layers: int, scalar: int, tmp_path: Path) -> None:
+    tensors = {"token_embd.weight": ("F32", random_values(8, 256))}
+    sizes = {"block_count": num_layers, "key_length": 32}
+    config = open_artifact(write_gguf(tmp_path / "gemma.gguf", tensors, arch="gemma3", **sizes)).config
+    assert config["query_pre_attn_scalar"] == scalar
+    assert config["hidden_act"] == "gelu_pytorch_tanh"
+
+
 def test_embeddings_are_tied_exactly_when_there_is_no_output_tensor(tmp_path: Path) -> None:
     tied = write_gguf(tmp_path / "tied.gguf", EMBEDDING)
     untied = write_gguf(

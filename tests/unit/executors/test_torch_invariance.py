@@ -1,5 +1,6 @@
 """A row's logits are the same bit for bit alone, batched, chunked, after a hit and after recompute."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,9 +8,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from services.domain.kv_layout import PAGE_SIZES
 from tests.unit.executors.batches import Part, logits_of, make_batch
 from tests.unit.executors.tiny_models import VOCAB, make_model, save_folder
 from worker.executors.torch_executor import TorchExecutor, load_torch_executor
+from worker.kernels.paged_attention import KEY_BLOCK
 
 NUM_PAGES = 200
 PAGE = 16
@@ -19,6 +22,9 @@ SHAPES = [
     ("llama", {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 20, "hidden_size": 60}),
     ("qwen2", {"num_attention_heads": 7, "num_key_value_heads": 1, "hidden_size": 112}),
     ("qwen3", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}),
+    ("mistral", {"sliding_window": 40}),
+    ("mistral", {"sliding_window": 150, "head_dim": 32}),
+    ("gemma3", {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 3.0, "num_hidden_layers": 6}),
 ]
 
 
@@ -117,6 +123,20 @@ def test_a_sequence_of_nan_leaves_its_neighbours_alone(executor: TorchExecutor) 
     assert np.array_equal(logits_of(executor, [sick, Part(ids, 0, [42, 43])])[-1], expected)
 
 
+def test_memory_outside_every_window_is_not_read(tmp_path: Path) -> None:
+    folder = save_folder(make_model("mistral", sliding_window=40), tmp_path)
+    executor = load_torch_executor(folder, model_name="tiny", num_threads=1)
+    executor.allocate(NUM_PAGES)
+    ids = np.random.default_rng(8).integers(0, VOCAB, 300).tolist()
+    pages = list(range(20))
+    expected = alone(executor, ids)
+    rows = executor._rows
+    assert rows is not None
+    # From position 200 on, no window reaches into the first block of keys.
+    rows[: KEY_BLOCK // PAGE * executor._layout.page_rows].fill_(float("nan"))
+    assert np.array_equal(logits_of(executor, [Part(ids[200:], 200, pages)]), expected[200:])
+
+
 def test_a_step_without_output_rows_only_stores(executor: TorchExecutor) -> None:
     ids = np.random.default_rng(6).integers(0, VOCAB, 33).tolist()
     expected = alone(executor, ids)[-1]
@@ -127,6 +147,44 @@ def test_a_step_without_output_rows_only_stores(executor: TorchExecutor) -> None
     result = executor.execute(type(batch)(**{**fields, **silent}))
     assert len(result.token_ids) == 0
     assert np.array_equal(logits_of(executor, [Part(ids[32:], 32, [5, 6, 7])])[0], expected)
+
+
+@pytest.fixture(scope="module")
+def of_page_size(tmp_path_factory: pytest.TempPathFactory) -> dict[int, TorchExecutor]:
+    """One model on pages of every size, in memory of the same number of tokens."""
+    folder = save_folder(make_model("llama"), tmp_path_factory.mktemp("pages"))
+    made = {}
+    for page_size in PAGE_SIZES:
+        made[page_size] = load_torch_executor(folder, model_name="tiny", page_size=page_size, num_threads=1)
+        made[page_size].allocate(NUM_PAGES * PAGE // page_size)
+    return made
+
+
+def test_the_page_size_changes_no_bit(of_page_size: dict[int, TorchExecutor]) -> None:
+    """The same schedule of chunks and decodes on each, with pages in no order."""
+    rng = np.random.default_rng(8)
+    sequences = [rng.integers(0, VOCAB, n).tolist() for n in (1, 15, 64, 65, 200, 290)]
+    chunks = [rng.choice([1, 2, 16, 33, 64, 100], 300).tolist() for _ in sequences]
+    expected = [alone(of_page_size[PAGE], ids) for ids in sequences]
+    for page_size, executor in of_page_size.items():
+        per_sequence = -(-300 // page_size)
+        pages = np.split(rng.permutation(NUM_PAGES * PAGE // page_size)[: 6 * per_sequence], 6)
+        done = [0] * len(sequences)
+        for step in range(300):
+            live = [i for i, ids in enumerate(sequences) if done[i] < len(ids)]
+            if not live:
+                break
+            counts = [min(chunks[i][step], len(sequences[i]) - done[i]) for i in live]
+            parts = [
+                Part(sequences[i][done[i] : done[i] + count], done[i], pages[i].tolist())
+                for i, count in zip(live, counts, strict=True)
+            ]
+            logits = logits_of(executor, parts)
+            for i, count in zip(live, counts, strict=True):
+                assert np.array_equal(logits[:count], expected[i][done[i] : done[i] + count])
+                logits = logits[count:]
+                done[i] += count
+        assert done == [len(ids) for ids in sequences]
 
 
 def test_the_number_of_threads_changes_no_bit(executor: TorchExecutor) -> None:

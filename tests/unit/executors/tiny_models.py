@@ -11,8 +11,12 @@ import torch
 from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -23,8 +27,11 @@ from transformers import (
 Float32 = NDArray[np.float32]
 
 VOCAB = 96
+WINDOW = 24
 _CLASSES = {
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
 }
@@ -36,6 +43,21 @@ _SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
+}
+_OWN_SIZES: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "num_hidden_layers": 7,  # the sixth is a global one
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": WINDOW,
+    },
+    "mistral": {"sliding_window": WINDOW},
+}
+_GGUF_ARCHITECTURES = {"gemma3_text": "gemma3", "mistral": "llama"}
+_GEMMA3_GGUF_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
 }
 _GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
@@ -59,11 +81,12 @@ def make_model(family: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """Return a random model whose every parameter matters: norms and biases are random too."""
     config_class, model_class = _CLASSES[family]
     torch.manual_seed(seed)
-    model = model_class(config_class(**{**_SIZES, **overrides})).eval()
+    model = model_class(config_class(**{**_SIZES, **_OWN_SIZES.get(family, {}), **overrides})).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
-                parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
+                # Gemma's norms multiply by one more than their weight.
+                parameter.copy_((family != "gemma3") + 0.3 * torch.randn_like(parameter))
             else:
                 parameter.normal_(0, 0.15)
     model.tie_weights()
@@ -76,10 +99,10 @@ def save_folder(model: PreTrainedModel, folder: Path) -> Path:
     return folder
 
 
-def reference_logits(model: PreTrainedModel, ids: list[int]) -> Float32:
-    """Return transformers' logits [len(ids), vocab]."""
+def reference_logits(model: PreTrainedModel, ids: list[int], **changes: float) -> Float32:
+    """Return transformers' logits [len(ids), vocab]; `changes` go to its attention."""
     with torch.no_grad():
-        logits: Float32 = model(torch.tensor([ids])).logits[0].float().numpy()
+        logits: Float32 = model(torch.tensor([ids]), **changes).logits[0].float().numpy()
     return logits
 
 
@@ -95,7 +118,8 @@ def save_gguf(
         kinds: Formats of single projections (`q_proj`) where they differ from `kind`.
     """
     config = model.config
-    family = config.model_type
+    family = _GGUF_ARCHITECTURES.get(config.model_type, config.model_type)
+    names = {**_GGUF_NAMES, **(_GEMMA3_GGUF_NAMES if family == "gemma3" else {})}
     writer = gguf.GGUFWriter(path, family)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -104,7 +128,10 @@ def save_gguf(
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if (window := getattr(config, "sliding_window", None)) is not None:
+        writer.add_sliding_window(window)
     if (head_dim := getattr(config, "head_dim", None)) is not None:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
@@ -118,11 +145,12 @@ def save_gguf(
             if values.ndim == 2:
                 ggml_type = gguf.GGMLQuantizationType[kinds.get(part, kind)]
                 packed = quantize(stored, ggml_type)
-                writer.add_tensor(_gguf_name(name), packed, raw_dtype=ggml_type)
+                writer.add_tensor(_gguf_name(name, names), packed, raw_dtype=ggml_type)
                 exact = dequantize(packed, ggml_type).reshape(stored.shape)
                 parameter.copy_(torch.from_numpy(unpermute(exact, heads[part]) if permuted else exact))
             else:
-                writer.add_tensor(_gguf_name(name), np.ascontiguousarray(stored))
+                stored = stored + 1 if family == "gemma3" else stored
+                writer.add_tensor(_gguf_name(name, names), np.ascontiguousarray(stored))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -130,12 +158,12 @@ def save_gguf(
     return path
 
 
-def _gguf_name(name: str) -> str:
+def _gguf_name(name: str, names: Mapping[str, str]) -> str:
     stem, kind = name.rsplit(".", 1)
     if stem.startswith("model.layers."):
         layer, stem = stem.removeprefix("model.layers.").split(".", 1)
-        return f"blk.{layer}.{_GGUF_NAMES[stem]}.{kind}"
-    return f"{_GGUF_NAMES[stem]}.{kind}"
+        return f"blk.{layer}.{names[stem]}.{kind}"
+    return f"{names[stem]}.{kind}"
 
 
 def _permute(values: Float32, heads: int) -> Float32:

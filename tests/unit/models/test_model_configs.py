@@ -46,11 +46,52 @@ def build(**changes: Any) -> Any:
         ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window"),
         ({"model_type": "qwen2", "layer_types": ["sliding_attention"]}, "sliding_attention"),
         ({"model_type": "qwen3"}, "head_dim"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window"),
+        ({"model_type": "mistral", "layer_types": ["sliding_attention"] * 2}, "layer_types"),
+        ({"model_type": "gemma3_text", "hidden_activation": "gelu"}, "hidden_activation"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional"),
+        ({"model_type": "gemma3_text", "layer_types": ["full_attention"]}, "layer_types as 2 of"),
+        ({"model_type": "gemma3_text", "layer_types": ["full_attention", "x"]}, "layer_types as 2 of"),
+        ({"model_type": "gemma3_text", "rope_local_scaling": {"rope_type": "yarn"}}, "rope_local_scaling"),
     ],
 )
 def test_what_we_do_not_compute_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedModel, match=named):
         build(**changes)
+
+
+def test_a_mistral_that_says_nothing_has_the_window_of_its_family_and_one_that_says_null_none() -> None:
+    windows = [build(model_type="mistral", **said).plan.windows for said in ({}, {"sliding_window": None})]
+    assert windows == [(4096,), (0,)]
+
+
+def test_five_layers_of_gemma_3_in_six_are_local_and_turn_by_their_own_table() -> None:
+    model = build(model_type="gemma3_text", num_hidden_layers=12, sliding_window=16)
+    local = [layer for layer, kind in enumerate(model.config.layers) if kind.window]
+    assert local == [layer for layer in range(12) if layer not in (5, 11)]
+    assert {(kind.window, kind.rope) for kind in model.config.layers} == {(16, 1), (0, 0)}
+    theta = [rope.inverse_frequencies[1] ** -128 for rope in model.plan.ropes]
+    assert theta == pytest.approx([1e6, 1e4])
+
+
+def test_a_published_gemma_3_config_may_leave_out_what_its_family_says() -> None:
+    config = build_model(
+        {
+            "model_type": "gemma3_text",
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+            "vision_config": {"num_hidden_layers": 27},
+            "boi_token_index": 255_999,
+        }
+    ).config
+    assert (config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size) == (8, 4, 256, 262_208)
+    assert (config.max_positions, config.attention_scale, config.is_tied) == (131_072, 1 / 16, True)
+    assert config.ropes[0].inverse_frequencies[0] == 1 / 8
+    assert config.ropes[1].inverse_frequencies[0] == 1
+    assert config.embedding_scale == pytest.approx(2560**0.5)
 
 
 def test_keys_that_change_no_logit_are_accepted() -> None:
@@ -70,15 +111,19 @@ def test_yarn_raises_the_magnitude_by_a_tenth_of_the_logarithm() -> None:
 
 
 @pytest.mark.failure("B107")
-def test_only_llama_in_gguf_has_its_heads_permuted() -> None:
+def test_only_llama_and_mistral_in_gguf_have_their_heads_permuted() -> None:
     permuted = {
         (family, weight_format, parameter)
-        for family in ("llama", "qwen2", "qwen3")
+        for family in ("llama", "mistral", "gemma3", "qwen2", "qwen3")
         for weight_format in WeightFormat
         for parameter in ("layers.3.q", "layers.3.k", "layers.3.v", "layers.3.q_bias", "embedding")
         if transform_of(family, weight_format, parameter) is Transform.UNPERMUTE_HEADS
     }
-    assert permuted == {("llama", WeightFormat.GGUF, f"layers.3.{role}") for role in ("q", "k", "q_bias")}
+    assert permuted == {
+        (family, WeightFormat.GGUF, f"layers.3.{role}")
+        for family in ("llama", "mistral")
+        for role in ("q", "k", "q_bias")
+    }
 
 
 def test_parameters_have_their_published_names() -> None:

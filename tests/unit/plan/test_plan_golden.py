@@ -19,12 +19,24 @@ SIZES = {
     "max_position_embeddings": 32,
 }
 
+GEMMA3 = {
+    "model_type": "gemma3_text",
+    "head_dim": 4,
+    "query_pre_attn_scalar": 4,
+    "sliding_window": 16,
+    "sliding_window_pattern": 2,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+
 
 @pytest.mark.parametrize(
     ("name", "config"),
     [
         ("llama", {"model_type": "llama", "tie_word_embeddings": True}),
         ("llama_biases", {"model_type": "llama", "attention_bias": True, "mlp_bias": True}),
+        ("gemma3", GEMMA3),
+        ("mistral", {"model_type": "mistral", "sliding_window": 16}),
         ("qwen2", {"model_type": "qwen2"}),
         ("qwen3", {"model_type": "qwen3", "head_dim": 4}),
     ],

@@ -15,6 +15,8 @@ from services.artifacts.artifact import ArtifactKind, ModelArtifact
 from services.artifacts.errors import ArtifactError
 from services.artifacts.tensors import TensorRef
 from worker.executors.weights.ggml_blocks import decode_blocks
+from worker.executors.weights.packed.matrix import PackedMatrix
+from worker.executors.weights.packed.scheme import Scheme, read_scheme
 from worker.executors.weights.quantized import Float32, QuantizedMatrix
 from worker.models.errors import UnsupportedModel
 from worker.models.registry import BuiltModel, build_model
@@ -24,6 +26,7 @@ from worker.models.tensor_names import (
     file_name_of,
     is_derived,
     role_of,
+    text_name_of,
     transform_of,
 )
 
@@ -34,7 +37,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    tensor: TensorRef
+    stored: TensorRef | PackedMatrix
     transform: Transform
 
 
@@ -52,27 +55,30 @@ class WeightSource:
             ArtifactError: The stored numbers cannot be read.
         """
         source = self._sources[parameter]
-        values = source.tensor.to_float32()
+        values = source.stored.to_float32()
         # A damaged scale would turn every answer into NaN, or a few into nonsense: say so at load.
         if not (np.isfinite(values.min()) and np.isfinite(values.max())):
-            raise _not_finite(source.tensor)
+            raise _not_finite(source.stored)
+        if source.transform is Transform.ADD_ONE:
+            values += 1
         heads = self._permuted_heads(parameter)
         return values if heads is None else unpermute_heads(values, heads)
 
     def read_quantized(self, parameter: str) -> QuantizedMatrix | None:
         """Return a parameter as codes, in our row order; None where its file holds floats.
 
-        None as well for the block formats that have no such form (see `decode_blocks`): `read` gives those.
+        None as well for what has no such form (see `decode_blocks`, `PackedMatrix`): `read` gives those.
 
         Raises:
             ArtifactError: A stored scale or offset is not a finite number.
         """
         source = self._sources[parameter]
-        matrix = decode_blocks(source.tensor)
+        stored = source.stored
+        matrix = decode_blocks(stored) if isinstance(stored, TensorRef) else stored.to_codes()
         if matrix is None:
             return None
         if not (np.isfinite(matrix.scales).all() and np.isfinite(matrix.offsets).all()):
-            raise _not_finite(source.tensor)
+            raise _not_finite(source.stored)
         heads = self._permuted_heads(parameter)
         if heads is None:
             return matrix
@@ -102,26 +108,32 @@ def open_model(artifact: ModelArtifact) -> tuple[BuiltModel, WeightSource]:
     """
     weight_format = WeightFormat.GGUF if artifact.kind is ArtifactKind.GGUF else WeightFormat.HUGGING_FACE
     try:
-        model = build_model(artifact.config)
+        scheme = read_scheme(artifact.config)
+        config = {key: value for key, value in artifact.config.items() if key != "quantization_config"}
+        model = build_model(config)
         sources: dict[str, _Source] = {}
-        unused = dict(artifact.tensors)
+        unused = {
+            name: tensor
+            for full, tensor in artifact.tensors.items()
+            if (name := text_name_of(full)) is not None
+        }
         for parameter, shape in model.plan.parameters.items():
             name = file_name_of(parameter, weight_format)
-            tensor = unused.pop(name, None)
-            if tensor is None:
+            stored = _take(name, unused, shape, scheme)
+            if stored is None:
                 raise ArtifactError(f"{artifact.path}: tensor {name} is missing; fetch the model again")
-            if tensor.shape != shape:
+            if stored.shape != shape:
                 raise ArtifactError(
-                    f"{tensor.file}: tensor {name} has shape {list(tensor.shape)},"
+                    f"{stored.file}: tensor {name} has shape {list(stored.shape)},"
                     f" its config wants {list(shape)}"
                 )
-            sources[parameter] = _Source(tensor, transform_of(model.family, weight_format, parameter))
+            sources[parameter] = _Source(stored, transform_of(model.family, weight_format, parameter))
     except UnsupportedModel as exc:
         raise ArtifactError(f"{artifact.path}: {exc}") from exc
     if model.config.is_tied:
-        _drop_tied_head(unused.pop(file_name_of("head", weight_format), None), sources["embedding"].tensor)
+        _drop_tied_head(unused.pop(file_name_of("head", weight_format), None), sources["embedding"].stored)
     for name, tensor in unused.items():
-        if not is_derived(name):
+        if not is_derived(name) and not (scheme is not None and scheme.is_ignorable(tensor)):
             raise ArtifactError(f"{tensor.file}: tensor {name} has no place in a {model.family} model")
     return model, WeightSource(model, sources)
 
@@ -139,15 +151,26 @@ def unpermute_heads(values: NDArray[_Number], num_heads: int) -> NDArray[_Number
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
 
 
-def _drop_tied_head(head: TensorRef | None, embedding: TensorRef) -> None:
+def _take(
+    name: str, unused: dict[str, TensorRef], shape: tuple[int, ...], scheme: Scheme | None
+) -> TensorRef | PackedMatrix | None:
+    """Take what holds a parameter out of `unused`: one tensor, or all that a packed matrix is made of."""
+    if scheme is not None and len(shape) == 2 and name not in unused:
+        return scheme.take(name.removesuffix(".weight"), unused, (shape[0], shape[1]))
+    return unused.pop(name, None)
+
+
+def _drop_tied_head(head: TensorRef | None, embedding: TensorRef | PackedMatrix) -> None:
     """Warn when a tied model's file holds a head of its own; the embedding is used all the same."""
     if head is not None and not (
-        head.dtype == embedding.dtype and np.array_equal(head.raw(), embedding.raw())
+        isinstance(embedding, TensorRef)
+        and head.dtype == embedding.dtype
+        and np.array_equal(head.raw(), embedding.raw())
     ):
         _log.warning("tied_head_ignored", file=str(head.file), tensor=head.name)
 
 
-def _not_finite(tensor: TensorRef) -> ArtifactError:
+def _not_finite(tensor: TensorRef | PackedMatrix) -> ArtifactError:
     return ArtifactError(
         f"{tensor.file}: tensor {tensor.name} holds NaN or infinity (a damaged scale?); fetch the model again"
     )
