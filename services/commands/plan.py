@@ -1,0 +1,167 @@
+"""`quire plan`: what a model takes in memory, what fits, and what to change where it is too much."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from services.artifacts.artifact import open_artifact
+from services.artifacts.errors import ArtifactError
+from services.artifacts.fetch import resolve
+from services.chassis.config import parse_bytes
+from services.chassis.fatal import ConfigError, FatalError
+from services.commands.output import add_output_flags, console, print_json
+from services.domain.kv_layout import PAGE_SIZES, KvFormat
+from worker.memory_plan import MemoryPlan, Setup, WeightStorage, Workload, changes_that_fit, plan_memory
+from worker.models.errors import UnsupportedModel
+from worker.models.registry import build_model
+from worker.plan.op import Plan
+
+_EXIT_TOO_LITTLE = 1
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the plan; exit 1 when it does not fit."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        budget = parse_bytes(args.memory)
+    except ValueError as exc:
+        raise ConfigError(f"--memory: {exc}") from exc
+    plan, max_positions = _model(args.model)
+    try:
+        workload = Workload(
+            context_tokens=args.context or max_positions,
+            prompt_tokens=args.prompt,
+            output_tokens=args.output,
+            concurrency=args.concurrency,
+            page_size=args.page_size,
+        )
+    except ValueError as exc:
+        raise ConfigError(f"quire plan: {exc}") from exc
+    if workload.context_tokens > max_positions:
+        raise ConfigError(f"--context {workload.context_tokens} is more than the model's {max_positions}")
+    setup = Setup(weights=WeightStorage(args.weights), kv=KvFormat(args.kv), workload=workload)
+    wanted = plan_memory(plan, setup, budget)
+    changes = [] if wanted.fits else changes_that_fit(plan, setup, budget)
+    if args.json:
+        print_json(_as_map(wanted) | {"changes": [_as_map(change) for change in changes]})
+    else:
+        _show(plan, setup, wanted, changes)
+    return 0 if wanted.fits else _EXIT_TOO_LITTLE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="quire plan",
+        description="Say what a model takes in memory, and what to change where it does not fit.",
+        epilog="examples:\n  quire plan smollm2-135m-instruct --memory 4GB --prompt 1500 --output 300\n"
+        "  quire plan ./config.json --memory 24GB --context 4096 --concurrency 32 --weights int4 --kv int8",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", help="known name, model folder, GGUF file, or a config.json alone")
+    parser.add_argument("--memory", required=True, help="what the worker may take, e.g. 24GB")
+    parser.add_argument("--context", type=int, help="longest prompt + output [the model's own]")
+    parser.add_argument("--prompt", type=int, default=1500, help="tokens of a typical prompt [1500]")
+    parser.add_argument("--output", type=int, default=300, help="tokens of a typical answer [300]")
+    parser.add_argument("--concurrency", type=int, default=32, help="requests at once [32]")
+    parser.add_argument("--weights", choices=[*WeightStorage], default=WeightStorage.BF16, help="[bf16]")
+    parser.add_argument("--kv", choices=[*KvFormat], default=KvFormat.BF16, help="[bf16]")
+    parser.add_argument("--page-size", type=int, choices=PAGE_SIZES, default=16, help="tokens in a page [16]")
+    add_output_flags(parser)
+    return parser
+
+
+def _model(name: str) -> tuple[Plan, int]:
+    """Return the plan of what `name` means and its longest context.
+
+    Raises:
+        FatalError: It cannot be read, or is no model that we compute.
+    """
+    path = Path(name).expanduser()
+    try:
+        if path.name.endswith(".json") and path.is_file():
+            config: dict[str, Any] = json.loads(path.read_text())
+        else:
+            config = dict(open_artifact(resolve(name)).config)
+        model = build_model(config)
+    except (ArtifactError, UnsupportedModel) as exc:
+        raise FatalError(f"{name}: {exc}" if isinstance(exc, UnsupportedModel) else str(exc)) from exc
+    except (OSError, ValueError) as exc:
+        raise FatalError(f"{path}: not a readable config.json ({exc})") from exc
+    return model.plan, model.config.max_positions
+
+
+def _show(plan: Plan, setup: Setup, wanted: MemoryPlan, changes: Sequence[MemoryPlan]) -> None:
+    load = setup.workload
+    screen = console()
+    table = Table("what", "takes", "how", box=None, pad_edge=False)
+    table.add_row("weights", _size(wanted.weight_bytes), setup.weights)
+    table.add_row(
+        "KV",
+        _size(wanted.kv_bytes),
+        f"{setup.kv}, {load.concurrency} x {load.prompt_tokens + load.output_tokens} tokens,"
+        f" at least one of {load.context_tokens}",
+    )
+    table.add_row("activations", _size(wanted.activation_bytes), f"steps of {load.step_tokens} tokens")
+    table.add_row("process", _size(wanted.process_bytes), "before the model")
+    table.add_row("headroom", _size(wanted.headroom_bytes), "12.5 % of all of it")
+    table.add_row("together", _size(wanted.total_bytes), f"of {_size(wanted.budget_bytes)}")
+    screen.print(table)
+    screen.print(_verdict(wanted))
+    for index, change in enumerate(changes):
+        screen.print(f"{'it fits with' if not index else 'or with'} {_difference(setup, change)}")
+    if not wanted.fits and not changes:
+        screen.print("no format, context or concurrency makes it fit: take a smaller model or more memory")
+
+
+def _verdict(wanted: MemoryPlan) -> str:
+    load = wanted.setup.workload
+    length = load.prompt_tokens + load.output_tokens
+    if wanted.fits:
+        return f"fits: {wanted.num_sequences} requests of {length} tokens at once"
+    return (
+        f"does not fit: {load.concurrency} requests of {length} tokens are wanted,"
+        f" {wanted.num_sequences} fit; {_size(wanted.total_bytes - wanted.budget_bytes)} are missing"
+    )
+
+
+def _difference(setup: Setup, change: MemoryPlan) -> str:
+    now, then = setup, change.setup
+    parts = [
+        f"{flag} {new}"
+        for flag, old, new in (
+            ("--kv", now.kv, then.kv),
+            ("--weights", now.weights, then.weights),
+            ("--concurrency", now.workload.concurrency, then.workload.concurrency),
+            ("--context", now.workload.context_tokens, then.workload.context_tokens),
+        )
+        if old != new
+    ]
+    return f"{' '.join(parts)} ({_size(change.total_bytes)})"
+
+
+def _as_map(found: MemoryPlan) -> dict[str, object]:
+    load = found.setup.workload
+    return {
+        "fits": found.fits,
+        "weights": found.setup.weights,
+        "kv": found.setup.kv,
+        "context_tokens": load.context_tokens,
+        "concurrency": load.concurrency,
+        "num_sequences": found.num_sequences,
+        "weight_bytes": found.weight_bytes,
+        "kv_bytes": found.kv_bytes,
+        "activation_bytes": found.activation_bytes,
+        "process_bytes": found.process_bytes,
+        "headroom_bytes": found.headroom_bytes,
+        "total_bytes": found.total_bytes,
+        "budget_bytes": found.budget_bytes,
+    }
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.0f} MB"

@@ -1,0 +1,136 @@
+"""`quire plan`'s arithmetic: what is added up, what fits, and what is proposed where nothing does."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from services.chassis.fatal import ConfigError, FatalError
+from services.commands.plan import main
+from services.domain.kv_layout import KvFormat
+from worker.memory_plan import (
+    PROCESS_BYTES,
+    Setup,
+    WeightStorage,
+    Workload,
+    changes_that_fit,
+    page_bytes_of,
+    plan_memory,
+    weights_of,
+)
+from worker.models.registry import build_model
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+}
+PLAN = build_model(CONFIG).plan
+LOAD = Workload(context_tokens=4096, prompt_tokens=1500, output_tokens=300, concurrency=32)
+SETUP = Setup(weights=WeightStorage.BF16, kv=KvFormat.BF16, workload=LOAD)
+
+
+def test_the_parts_are_what_they_are_made_of() -> None:
+    found = plan_memory(PLAN, SETUP, 8 << 30)
+    assert weights_of(PLAN, WeightStorage.F32) == 4 * 134_515_008
+    assert found.weight_bytes == 2 * 134_515_008 + 2 * 61 * 576  # The norms stay float32.
+    assert page_bytes_of(PLAN, KvFormat.BF16, 16) == 368_640
+    assert found.kv_bytes == 32 * 113 * 368_640
+    assert 0.10 <= found.headroom_bytes / (found.total_bytes - found.headroom_bytes) <= 0.15
+    parts = found.weight_bytes + found.kv_bytes + found.activation_bytes + PROCESS_BYTES
+    assert found.total_bytes == parts + found.headroom_bytes
+
+
+def test_as_many_sequences_fit_as_it_says_and_no_more() -> None:
+    fits = plan_memory(PLAN, SETUP, 2 << 30).num_sequences
+    assert 32 < fits < 100
+
+    def total(concurrency: int) -> int:
+        return plan_memory(
+            PLAN, replace(SETUP, workload=replace(LOAD, concurrency=concurrency)), 2 << 30
+        ).total_bytes
+
+    # Logits of more rows take a little too: one request of tolerance.
+    assert total(fits - 1) <= 2 << 30 < total(fits + 1)
+
+
+@pytest.mark.parametrize(
+    ("budget_mb", "first"),
+    [
+        (1500, {"kv": KvFormat.INT8}),
+        (700, {"workload": 8}),
+    ],
+)
+def test_the_smallest_change_comes_first_and_fits(budget_mb: int, first: dict[str, object]) -> None:
+    budget = budget_mb * 10**6
+    assert not plan_memory(PLAN, SETUP, budget).fits
+    changes = changes_that_fit(PLAN, SETUP, budget)
+    assert all(change.fits for change in changes)
+    chosen = changes[0].setup
+    if "kv" in first:
+        assert (chosen.kv, chosen.weights, chosen.workload) == (first["kv"], SETUP.weights, LOAD)
+    else:
+        assert (chosen.kv, chosen.weights) == (SETUP.kv, SETUP.weights)
+        assert 1 <= chosen.workload.concurrency < 32
+
+
+def test_a_long_context_alone_is_shortened_only_as_far_as_it_must() -> None:
+    load = replace(LOAD, context_tokens=8192, prompt_tokens=100, output_tokens=50, concurrency=1)
+    setup = replace(SETUP, workload=load)
+    # Weights, process and activations leave room for a few thousand tokens of KV.
+    budget = plan_memory(PLAN, replace(setup, workload=replace(load, context_tokens=4096)), 0).total_bytes
+    shorter = [c for c in changes_that_fit(PLAN, setup, budget) if c.setup.workload.context_tokens < 8192]
+    assert [c.setup.workload.context_tokens for c in shorter] == [4096]
+
+
+def test_formats_are_combined_where_one_change_is_not_enough() -> None:
+    setup = replace(SETUP, workload=replace(LOAD, concurrency=1))
+    smallest = replace(setup, kv=KvFormat.INT8, weights=WeightStorage.INT4)
+    budget = plan_memory(PLAN, smallest, 0).total_bytes
+    (change,) = changes_that_fit(PLAN, setup, budget)
+    assert (change.setup.kv, change.setup.weights) == (KvFormat.INT8, WeightStorage.INT4)
+    assert changes_that_fit(PLAN, setup, 150_000_000) == []
+
+
+def test_the_command_works_from_a_config_alone(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    code = main([str(path), "--memory", "1GB", "--context", "4096", "--json"])
+    printed = json.loads(capsysbinary.readouterr().out)
+    assert (code, printed["fits"]) == (1, False)
+    assert printed["changes"][0]["fits"] is True
+    assert main([str(path), "--memory", "24GB", "--context", "4096"]) == 0
+    assert b"fits: " in capsysbinary.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "error", "says"),
+    [
+        (["--memory", "much"], ConfigError, "--memory"),
+        (["--memory", "1GB", "--prompt", "5000", "--context", "4096"], ConfigError, "context_tokens 4096"),
+        (["--memory", "1GB", "--context", "9000"], ConfigError, "the model's 8192"),
+        (["--memory", "1GB", "--concurrency", "0"], ConfigError, "concurrency must be at least 1"),
+    ],
+)
+def test_bad_flags_are_named(tmp_path: Path, flags: list[str], error: type[Exception], says: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    with pytest.raises(error, match=says):
+        main([str(path), *flags])
+
+
+def test_a_config_of_no_model_is_refused_by_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text("{")
+    with pytest.raises(FatalError, match=r"config\.json: not a readable"):
+        main([str(path), "--memory", "1GB"])

@@ -1,0 +1,229 @@
+"""Says what a model needs in memory before it is loaded, and what to change where that is too much.
+
+Knows plans, formats and arithmetic; knows nothing of files, devices or a running worker.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import product
+from typing import TypeVar
+
+from services.domain.capacity import pages_for
+from services.domain.kv_layout import KvFormat, KvLayout
+from worker.plan.arena import pack
+from worker.plan.op import Plan
+
+HEADROOM = 0.125
+"""Share of weights, KV and activations kept free for fragmentation and the unforeseen."""
+PROCESS_BYTES = 110 << 20
+"""What a worker process takes before its model: interpreter, gRPC, telemetry, code."""
+_FLOAT_BYTES = 4
+_GROUP = 32
+
+
+class WeightStorage(StrEnum):
+    """How matrices are held. Vectors are float32 always."""
+
+    F32 = "f32"
+    BF16 = "bf16"
+    INT8 = "int8"
+    INT4 = "int4"
+
+    @property
+    def bits(self) -> float:
+        """Bits of one number, its share of the group's scale (and offset, for int4) included."""
+        return {"f32": 32.0, "bf16": 16.0, "int8": 8 + 16 / _GROUP, "int4": 4 + 32 / _GROUP}[self.value]
+
+
+Format = TypeVar("Format", WeightStorage, KvFormat)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What is to be served at once."""
+
+    context_tokens: int
+    """Longest prompt + output that must be possible."""
+    prompt_tokens: int
+    output_tokens: int
+    concurrency: int
+    """Requests of that length that run together."""
+    step_tokens: int = 512
+    """Tokens of the largest step; bounds activations."""
+    page_size: int = 16
+
+    def __post_init__(self) -> None:
+        for name in ("context_tokens", "prompt_tokens", "output_tokens", "concurrency"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.prompt_tokens + self.output_tokens > self.context_tokens:
+            raise ValueError(
+                f"prompt + output is {self.prompt_tokens + self.output_tokens} tokens,"
+                f" more than context_tokens {self.context_tokens}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """One way to serve a workload."""
+
+    weights: WeightStorage
+    kv: KvFormat
+    workload: Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Bytes by what takes them."""
+
+    setup: Setup
+    weight_bytes: int
+    kv_bytes: int
+    """KV of all concurrent requests at full length, and never less than one at full context."""
+    activation_bytes: int
+    process_bytes: int
+    headroom_bytes: int
+    budget_bytes: int
+    num_sequences: int
+    """Requests of the workload's length that fit, whatever concurrency asks for."""
+
+    @property
+    def total_bytes(self) -> int:
+        parts = self.weight_bytes + self.kv_bytes + self.activation_bytes
+        return parts + self.process_bytes + self.headroom_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.total_bytes <= self.budget_bytes
+
+
+def plan_memory(
+    plan: Plan, setup: Setup, budget_bytes: int, *, weight_bytes: int | None = None
+) -> MemoryPlan:
+    """Add up what `setup` takes.
+
+    Worked number: 135M parameters as int4 at 5 bits are 84 MB; 32 requests of 1,800 tokens, in int8 KV of 30
+    layers and 3 heads of 64, take 32 * 113 pages of 195,840 bytes, 708 MB.
+
+    Args:
+        plan: The model.
+        budget_bytes: Memory that the worker may take.
+        weight_bytes: What the weights take, where it is known better than by `setup.weights`.
+    """
+    load = setup.workload
+    weights = weights_of(plan, setup.weights) if weight_bytes is None else weight_bytes
+    page_bytes = page_bytes_of(plan, setup.kv, load.page_size)
+    sequence_bytes = page_bytes * pages_for(load.prompt_tokens + load.output_tokens, load.page_size)
+    longest_bytes = page_bytes * pages_for(load.context_tokens, load.page_size)
+    kv = max(load.concurrency * sequence_bytes, longest_bytes)
+    activations = _FLOAT_BYTES * pack(plan, num_tokens=load.step_tokens, num_outputs=load.concurrency).size
+    activations += _FLOAT_BYTES * load.concurrency * plan.slots[plan.output].width
+    room = int(budget_bytes / (1 + HEADROOM)) - PROCESS_BYTES - weights - activations
+    return MemoryPlan(
+        setup=setup,
+        weight_bytes=weights,
+        kv_bytes=kv,
+        activation_bytes=activations,
+        process_bytes=PROCESS_BYTES,
+        headroom_bytes=int(HEADROOM * (weights + kv + activations + PROCESS_BYTES)),
+        budget_bytes=budget_bytes,
+        num_sequences=max(0, room // sequence_bytes) if room >= longest_bytes else 0,
+    )
+
+
+def changes_that_fit(plan: Plan, setup: Setup, budget_bytes: int) -> list[MemoryPlan]:
+    """Return what to change so that it fits, the smallest change first; empty when nothing helps.
+
+    Each is the least step in one of KV format, weight format, requests at once and context. Less precise
+    numbers come first, because they take nothing from callers that is not measured. Only where no single
+    one is enough, one plan combines them, formats before requests before context.
+    """
+    single = [found for found in _single_changes(plan, setup, budget_bytes) if found and found.fits]
+    return single or _combined(plan, setup, budget_bytes)
+
+
+def _single_changes(plan: Plan, setup: Setup, budget: int) -> Iterator[MemoryPlan | None]:
+    yield _first_that_fits(plan, (replace(setup, kv=kv) for kv in _narrower(setup.kv)), budget)
+    yield _first_that_fits(plan, (replace(setup, weights=w) for w in _narrower(setup.weights)), budget)
+    yield _with_fewer_requests(plan, setup, budget)
+    yield _with_less_context(plan, setup, budget)
+
+
+def _combined(plan: Plan, setup: Setup, budget: int) -> list[MemoryPlan]:
+    formats = [
+        replace(setup, kv=kv, weights=weights)
+        for kv, weights in product(
+            (setup.kv, *_narrower(setup.kv)), (setup.weights, *_narrower(setup.weights))
+        )
+    ]
+    formats.sort(
+        key=lambda one: weights_of(plan, one.weights) + page_bytes_of(plan, one.kv, 16), reverse=True
+    )
+    smallest = formats[-1]
+    shortest = replace(
+        smallest, workload=replace(smallest.workload, context_tokens=_shortest(setup.workload))
+    )
+    found = (
+        _first_that_fits(plan, formats, budget)
+        or _with_fewer_requests(plan, smallest, budget)
+        or _with_fewer_requests(plan, shortest, budget)
+    )
+    return [found] if found else []
+
+
+def _with_fewer_requests(plan: Plan, setup: Setup, budget: int) -> MemoryPlan | None:
+    fits = plan_memory(plan, setup, budget).num_sequences
+    if not fits:
+        return None
+    fewer = replace(setup.workload, concurrency=min(fits, setup.workload.concurrency))
+    return plan_memory(plan, replace(setup, workload=fewer), budget)
+
+
+def _with_less_context(plan: Plan, setup: Setup, budget: int) -> MemoryPlan | None:
+    """Shorten the context as far as one sequence's pages must; it never goes under prompt + output."""
+    load = setup.workload
+    now = plan_memory(plan, setup, budget)
+    room = int(budget / (1 + HEADROOM)) - (now.total_bytes - now.headroom_bytes - now.kv_bytes)
+    pages = room // page_bytes_of(plan, setup.kv, load.page_size)
+    context = min(load.context_tokens, pages * load.page_size)
+    if context < _shortest(load):
+        return None
+    return plan_memory(plan, replace(setup, workload=replace(load, context_tokens=context)), budget)
+
+
+def _shortest(load: Workload) -> int:
+    return load.prompt_tokens + load.output_tokens
+
+
+def _first_that_fits(plan: Plan, setups: Iterable[Setup], budget: int) -> MemoryPlan | None:
+    plans = (plan_memory(plan, setup, budget) for setup in setups)
+    return next((found for found in plans if found.fits), None)
+
+
+def _narrower(now: Format) -> list[Format]:
+    """Return the formats that take less than `now`, widest first."""
+    formats = list(type(now))
+    return formats[formats.index(now) + 1 :]
+
+
+def weights_of(plan: Plan, storage: WeightStorage) -> int:
+    """Return the bytes of all parameters with matrices in `storage`. A tied embedding counts once."""
+    total = 0
+    for shape in plan.parameters.values():
+        count = 1
+        for size in shape:
+            count *= size
+        total += int(count * (storage.bits if len(shape) == 2 else 32)) // 8
+    return total
+
+
+def page_bytes_of(plan: Plan, kv: KvFormat, page_size: int) -> int:
+    """Return the bytes of one page of the plan's KV."""
+    return KvLayout(
+        format=kv,
+        num_layers=plan.num_layers,
+        num_kv_heads=plan.num_kv_heads,
+        head_dim=plan.head_dim,
+        page_size=page_size,
+    ).page_bytes
