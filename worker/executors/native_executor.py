@@ -9,7 +9,7 @@ or by thread.
 import hashlib
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +68,11 @@ class NativeExecutor:
         name: str,
         revision: str,
         options: NativeOptions,
+        environment: Mapping[str, str] = os.environ,
     ) -> None:
+        """Args:
+        environment: Where the cache folder of packed weights is looked up.
+        """
         plan, config = model.plan, model.config
         self._plan = plan
         self._library = library = Library(built.path)
@@ -82,7 +86,7 @@ class NativeExecutor:
         )
         key = f"{revision}-{built.instruction_set}-{built.digest}"
         # Held as long as the engine, which reads both where they are.
-        self._packed = open_packed(library, plan, weights, key=key)
+        self._packed = open_packed(library, plan, weights, key=key, environment=environment)
         self._bound = bind_plan(
             library,
             plan,

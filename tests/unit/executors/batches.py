@@ -1,16 +1,24 @@
 """Batches by hand and the logits that an executor gives for them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.domain.generation import SamplingParams
-from worker.engine.batch import Batch, SampleRow
-from worker.executors.torch_executor import TorchExecutor
+from worker.engine.batch import Batch, SampleRow, StepResult
 
 GREEDY = SamplingParams(temperature=0)
+
+
+class TappedExecutor(Protocol):
+    """An executor that shows its logits."""
+
+    on_logits: Callable[[Batch, NDArray[np.float32]], None] | None
+
+    def execute(self, batch: Batch) -> StepResult: ...
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,7 @@ def make_batch(parts: Sequence[Part], *, every_row: bool = True) -> Batch:
 
 
 def logits_of(
-    executor: TorchExecutor, parts: Sequence[Part], *, every_row: bool = True
+    executor: TappedExecutor, parts: Sequence[Part], *, every_row: bool = True
 ) -> NDArray[np.float32]:
     """Execute one step and return its logits [O, vocab]."""
     seen: list[NDArray[np.float32]] = []

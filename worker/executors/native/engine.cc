@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -59,9 +60,8 @@ Engine::Engine(const QuireModel& model, int num_threads)
   model_.rope_tables = nullptr;
   for (int32_t i = 0; i < model.num_ops; ++i) check_op(ops_[static_cast<size_t>(i)], i);
   if (model.output < 0 || model.output >= model.num_slots) refuse("output is no slot");
-  vocab_size_ = slot_of(model.output).width;
   for (const QuireOp& op : ops_) {
-    if (op.kind == QUIRE_EMBED) vocab_size_ = std::min(vocab_size_, weight_of(op, 0).rows);
+    if (op.kind == QUIRE_EMBED) num_ids_ = std::min(num_ids_, weight_of(op, 0).rows);
   }
   kv_.format = static_cast<QuireKvFormat>(model.kv_format);
   kv_.page_size = model.page_size;
@@ -145,7 +145,7 @@ void Engine::check_batch(const QuireBatch& batch) const {
     for (int32_t t = first; t < last; ++t) {
       if (batch.positions[t] != length - (last - t)) refuse("positions of a sequence do not end at its length");
       if (batch.positions[t] < 0) refuse("a sequence has more tokens than its length");
-      if (batch.ids[t] < 0 || batch.ids[t] >= vocab_size_) refuse("an id is not in the vocabulary");
+      if (batch.ids[t] < 0 || batch.ids[t] >= num_ids_) refuse("an id is not in the vocabulary");
     }
   }
   for (int32_t i = 0; i < batch.num_outputs; ++i) {

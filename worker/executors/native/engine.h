@@ -64,7 +64,7 @@ class Engine {
   std::vector<QuireSlot> slots_;
   std::vector<QuireWeight> weights_;
   std::vector<const float*> rope_tables_;
-  int32_t vocab_size_ = 0;
+  int32_t num_ids_ = INT32_MAX;  // of the tables that ids are looked up in
 
   KvMemory kv_{};
   SystemMemory pages_;
