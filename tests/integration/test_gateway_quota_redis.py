@@ -89,8 +89,8 @@ async def test_a_store_that_is_gone_or_silent_refuses_within_its_limit(answers: 
 
 
 @pytest.mark.failure("B149")
-async def test_a_burst_above_the_pool_is_answered_one_by_one(valkey_url: str) -> None:
-    redis = connect(valkey_url, limit_s=2.0, max_connections=10)
+async def test_a_burst_of_calls_is_answered_one_by_one(valkey_url: str) -> None:
+    redis = connect(valkey_url, limit_s=2.0)
     store = RedisQuota(redis)
     tenant = Tenant(id=TenantId(uuid.uuid4().hex), max_concurrency=1000, tokens_per_minute=1_000_000)
 

@@ -29,14 +29,22 @@ class Proxy:
             task.add_done_callback(self._tasks.discard)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, slow: bool) -> None:
-        with contextlib.suppress(OSError):
+        try:
             while data := await reader.read(65536):
                 if slow and self.delay_s is None:
                     continue
                 await asyncio.sleep(self.delay_s or 0 if slow else 0)
                 writer.write(data)
                 await writer.drain()
-        writer.close()
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    def cut(self) -> None:
+        """Break every connection."""
+        for task in list(self._tasks):
+            task.cancel()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["Proxy"]:
@@ -44,8 +52,7 @@ class Proxy:
         self.port = server.sockets[0].getsockname()[1]
         yield self
         server.close()
-        for task in list(self._tasks):
-            task.cancel()
+        self.cut()
 
 
 @pytest.fixture
@@ -62,10 +69,6 @@ async def store_on(port: int, **options: float) -> AsyncIterator[RedisStore]:
         yield store
     finally:
         await store.close()
-
-
-def num_in_use(store: RedisStore) -> int:
-    return len(store._client.connection_pool._in_use_connections)
 
 
 async def test_commands_scripts_and_pipelines_answer(proxy: Proxy) -> None:
@@ -88,7 +91,7 @@ async def test_a_forgotten_script_is_loaded_again(proxy: Proxy) -> None:
 @pytest.mark.failure("B146")
 async def test_cancelled_calls_never_leave_a_connection_one_reply_behind(proxy: Proxy) -> None:
     draw = random.Random(146)
-    async with store_on(proxy.port, limit_s=20.0, max_connections=32) as store:
+    async with store_on(proxy.port, limit_s=20.0) as store:
         await store.pipeline([("SET", f"key{n}", n) for n in range(1000)])
         proxy.delay_s = 0.01
 
@@ -106,13 +109,13 @@ async def test_cancelled_calls_never_leave_a_connection_one_reply_behind(proxy: 
         answers = {n: got for n, got in enumerate(results) if not isinstance(got, asyncio.CancelledError)}
         assert answers == {n: str(n).encode() for n in answers}
         assert len(answers) >= 500
-        assert num_in_use(store) == 0
+        assert store.num_waiting == 0
 
 
 @pytest.mark.failure("B149")
 async def test_more_callers_than_connections_all_end_in_time(proxy: Proxy) -> None:
     draw = random.Random(149)
-    async with store_on(proxy.port, limit_s=0.5, max_connections=10) as store:
+    async with store_on(proxy.port, limit_s=0.5) as store:
         proxy.delay_s = 0.05
         tasks = [asyncio.create_task(store.execute("PING")) for _ in range(500)]
         await asyncio.sleep(0.01)
@@ -122,7 +125,7 @@ async def test_more_callers_than_connections_all_end_in_time(proxy: Proxy) -> No
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert time.monotonic() - began < 5
         assert all(r == b"PONG" or isinstance(r, DependencyDown | asyncio.CancelledError) for r in results)
-        assert num_in_use(store) == 0
+        assert store.num_waiting == 0
         proxy.delay_s = 0.0
         async with asyncio.timeout(5):
             while not store.is_up:
@@ -133,7 +136,7 @@ async def test_more_callers_than_connections_all_end_in_time(proxy: Proxy) -> No
 
 
 async def test_a_burst_waits_for_its_turn_while_redis_answers(proxy: Proxy) -> None:
-    async with store_on(proxy.port, max_connections=1) as store:
+    async with store_on(proxy.port) as store:
         await store.execute("PING", limit_s=1)
         proxy.delay_s = 0.01
         replies = await asyncio.gather(*(store.execute("PING") for _ in range(30)))
@@ -161,6 +164,37 @@ async def test_a_black_hole_costs_little_and_recovery_is_automatic(proxy: Proxy)
                     await store.execute("PING")
                 await asyncio.sleep(0.01)
         assert await store.execute("PING") == b"PONG"
+
+
+async def test_calls_lost_together_are_one_failure_and_the_next_call_works(proxy: Proxy) -> None:
+    async with store_on(proxy.port, limit_s=5.0) as store:
+        await store.execute("PING")
+        proxy.delay_s = None
+        tasks = [asyncio.create_task(store.execute("PING")) for _ in range(10)]
+        await asyncio.sleep(0)  # All have begun.
+        assert store.num_waiting == len(tasks)
+        proxy.cut()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert {type(result) for result in results} == {DependencyDown}
+        assert store.is_up
+        proxy.delay_s = 0.0
+        assert await store.execute("PING") == b"PONG"
+
+
+@pytest.mark.failure("B146")
+async def test_an_error_reply_fails_its_own_call_only(proxy: Proxy) -> None:
+    async with store_on(proxy.port) as store:
+        answers = await asyncio.gather(
+            store.execute("ECHO", "before"),
+            store.execute("NO-SUCH-COMMAND"),
+            store.pipeline([("ECHO", 1), ("INCR", "a", "b"), ("ECHO", 2)]),
+            store.execute("ECHO", "after"),
+            return_exceptions=True,
+        )
+        assert answers[::3] == [b"before", b"after"]
+        assert "unknown command" in str(answers[1])
+        assert "wrong number of arguments" in str(answers[2])
+        assert store.is_up
 
 
 async def test_no_server_at_all_is_a_dependency_down() -> None:
