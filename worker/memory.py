@@ -60,7 +60,8 @@ def size_pool(need: PoolNeed, *, kv_bytes: int | None, free_bytes: int, fraction
         raise TooLittleMemory(
             f"no KV page of {need.page_bytes:,} bytes fits into {source}: free memory or raise --kv-memory"
         )
-    return PoolSize(num_pages, f"{source} / {need.page_bytes:,} bytes per page = {num_pages} pages")
+    per_page = f"{need.page_bytes:,} bytes per page of {need.page_size} tokens"
+    return PoolSize(num_pages, f"{source} / {per_page} = {num_pages} pages")
 
 
 def check_weights_fit(weight_bytes: int, free_bytes: int) -> None:

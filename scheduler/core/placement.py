@@ -40,9 +40,10 @@ def can_ever_serve(request: WaitingRequest, worker: WorkerCredits) -> bool:
 
 def price(request: WaitingRequest, worker: WorkerCredits) -> Choice:
     """Return what the request would take on `worker`."""
-    cached = request.cached_tokens(worker.boot)
+    page_size = worker.hello.capacity.page_size
+    cached = request.cached_tokens(worker.boot, page_size)
     uncached = request.acquire.num_prompt_tokens - cached
-    num_pages = pages_for(uncached, worker.hello.capacity.page_size) + request.acquire.num_choices
+    num_pages = pages_for(uncached, page_size) + request.acquire.num_choices
     return Choice(worker, cached, uncached, num_pages)
 
 

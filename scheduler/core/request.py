@@ -6,7 +6,6 @@ Knows no prompt: only its length and the names of its blocks. Times are absolute
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from services.domain.block_hash import BLOCK_SIZE
 from services.domain.generation import Band, Limits, RequestClass
 from services.domain.ids import BlockHash, Epoch, GatewayId, RequestKey, TenantId, WorkerId
 from services.domain.miss_reason import MissReason
@@ -89,15 +88,16 @@ class WaitingRequest:
     def key(self) -> RequestKey:
         return self.acquire.key
 
-    def cached_tokens(self, worker: WorkerBoot) -> int:
-        """Return the prompt tokens that `worker` need not compute; never the whole prompt.
+    def cached_tokens(self, worker: WorkerBoot, page_size: int) -> int:
+        """Return the prompt tokens that `worker`, with pages of `page_size`, need not compute.
 
-        The last token is always recomputed and blocks are whole: a prompt of 64 cached tokens gives 48.
+        Never the whole prompt: the last token is always recomputed, and a worker reuses whole pages: of a
+        prompt of 144 cached tokens 128 with pages of 16 or 64, none of a prompt of 128 with pages of 128.
         """
         if self.match is None:
             return 0
-        usable = (self.acquire.num_prompt_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
-        return min(self.match.tokens.get(worker, 0), usable)
+        known = min(self.match.tokens.get(worker, 0), self.acquire.num_prompt_tokens - 1)
+        return known // page_size * page_size
 
 
 def earliest_limit(limits: Limits, now: float) -> float | None:

@@ -24,7 +24,9 @@ from worker.engine.commands import Submit
 from worker.executors.base import ModelProfile
 from worker.executors.torch_executor import TorchExecutor, load_torch_executor
 
-NUM_PAGES = 512
+POOL_TOKENS = 512 * 16
+PAGE_SIZES = (16, 64)
+"""Of the first worker and of the second."""
 Row = tuple[bytes, int, int, int]
 """Digest of the prompt, seed, choice and position."""
 
@@ -76,7 +78,8 @@ class RecordingExecutor:
         return self._inner.profile
 
     def allocate(self, num_pages: int) -> None:
-        assert num_pages <= NUM_PAGES, "memory was allocated once, for the largest pool"
+        most = POOL_TOKENS // self.profile.page_size
+        assert num_pages <= most, "memory was allocated once, for the largest pool"
 
     def execute(self, batch: Batch) -> StepResult:
         self.largest_batch = max(self.largest_batch, len(batch.context_len))
@@ -94,7 +97,7 @@ class RecordingExecutor:
 
 
 class Rig:
-    """One model on two executors, the requests to make of it, and what each gives alone."""
+    """One model on executors with pages of 16 and of 64 tokens, requests, and what each gives alone."""
 
     def __init__(self, first: TorchExecutor, second: TorchExecutor, asks: Sequence[Ask]) -> None:
         self.first, self.second, self.asks = first, second, asks
@@ -106,12 +109,17 @@ class Rig:
 
     def engine(self, executor: TorchExecutor | None = None, **changes: int) -> EngineHarness:
         """Return an engine with an empty pool over memory in which others have left their KV."""
-        profile = self.first.profile
-        values = {"num_pages": NUM_PAGES, "max_step_tokens": 512, "max_prefill_tokens": 256}
+        executor = executor or self.first
+        profile = executor.profile
+        values = {"num_pages": POOL_TOKENS // profile.page_size, "page_size": profile.page_size}
+        values |= {"max_step_tokens": 512, "max_prefill_tokens": 256}
         values |= {"vocab_size": profile.vocab_size, "max_context_tokens": profile.max_context_tokens}
         values |= {"max_sequences": 32}
         config = engine_config(**(values | changes))
-        return EngineHarness(config, RecordingExecutor(executor or self.first))  # type: ignore[arg-type]
+        return EngineHarness(config, RecordingExecutor(executor))  # type: ignore[arg-type]
+
+    def of(self, page_size: int) -> TorchExecutor:
+        return self.second if page_size == self.second.profile.page_size else self.first
 
     def run(
         self, engine: EngineHarness, *, only: Sequence[int] | None = None, steps_apart: int = 0, base: int = 0
@@ -167,9 +175,12 @@ def real(path: Path) -> Rig:
 
 
 def _rig(path: Path, asks: Sequence[Ask]) -> Rig:
-    first, second = (load_torch_executor(path, model_name="bits", num_threads=1) for _ in range(2))
+    first, second = (
+        load_torch_executor(path, model_name="bits", page_size=page_size, num_threads=1)
+        for page_size in PAGE_SIZES
+    )
     for executor in (first, second):
-        executor.allocate(NUM_PAGES)
+        executor.allocate(POOL_TOKENS // executor.profile.page_size)
     return Rig(first, second, asks)
 
 
@@ -213,25 +224,28 @@ def test_prefill_in_chunks_of_16(rig: Rig) -> None:
 
 
 @pytest.mark.failure("B040")
-def test_after_a_hit(rig: Rig) -> None:
-    engine = rig.engine()
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+def test_after_a_hit(rig: Rig, page_size: int) -> None:
+    engine = rig.engine(rig.of(page_size))
     rig.run(engine)
     assert rig.run(engine, base=1000) == rig.alone
     for number, ask in enumerate(rig.asks):
-        whole_blocks = (len(ask.prompt_ids) - 1) // 16 * 16
-        assert engine.started[1000 + number].cached_tokens == whole_blocks
+        whole_pages = (len(ask.prompt_ids) - 1) // page_size * page_size
+        assert engine.started[1000 + number].cached_tokens == whole_pages
 
 
 @pytest.mark.failure("B030")
-def test_a_pool_so_small_that_requests_are_preempted(rig: Rig) -> None:
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+def test_a_pool_so_small_that_requests_are_preempted(rig: Rig, page_size: int) -> None:
     longest = max(len(ask.prompt_ids) + ask.num_tokens for ask in rig.asks)
-    engine = rig.engine(num_pages=-(-longest // 16) + 2, headroom_pages=0)
+    num_pages = -(-longest // page_size) + 2
+    engine = rig.engine(rig.of(page_size), num_pages=num_pages, headroom_tokens=0)
     assert rig.run(engine) == rig.alone
     assert engine.totals["preemptions"] > 0
 
 
 @pytest.mark.failure("B084")
-def test_another_worker_with_other_threads(rig: Rig) -> None:
+def test_another_worker_with_other_pages_and_threads(rig: Rig) -> None:
     assert rig.second.profile.numerics == rig.first.profile.numerics
     threads = torch.get_num_threads()
     torch.set_num_threads(2)

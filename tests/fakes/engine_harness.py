@@ -13,6 +13,7 @@ from worker.engine.config import EngineConfig
 from worker.engine.outputs import ChoiceEnded, Ended, Refused, Started, StepOutputs
 from worker.engine.step_plan import StepPlan
 from worker.engine.step_scheduler import StepScheduler
+from worker.executors.sim import SimConfig
 
 STEP_S = 0.01
 
@@ -71,6 +72,11 @@ def submit(
     )
 
 
+def kv_checking_config(page_size: int) -> SimConfig:
+    """A sim that does not wait, with pages of `page_size` tokens."""
+    return SimConfig(vocab_size=1000, time_scale=0, page_size=page_size)
+
+
 class EngineHarness:
     """One engine, step by step."""
 
@@ -79,7 +85,7 @@ class EngineHarness:
     ) -> None:
         self.config = config or engine_config()
         self.scheduler = StepScheduler(self.config)
-        self.executor = executor or KvCheckingExecutor()
+        self.executor = executor or KvCheckingExecutor(kv_checking_config(self.config.page_size))
         self.executor.allocate(self.config.num_pages)
         self.now = 0.0
         self.tokens: dict[tuple[int, int], list[int]] = defaultdict(list)

@@ -6,14 +6,13 @@ from worker.engine.batch import Batch, StepResult
 from worker.executors.base import ModelProfile
 from worker.executors.sim import SimConfig, SimExecutor, SimFaults
 
-PAGE = 16
-
 
 class KvCheckingExecutor:
     """A sim without waiting. A token's KV stands for the token and all before it, as in a real model."""
 
     def __init__(self, config: SimConfig | None = None, faults: SimFaults | None = None) -> None:
         self.sim = SimExecutor(config or SimConfig(vocab_size=1000, time_scale=0), faults)
+        self.page_size = self.sim.profile.page_size
         self._kv: list[list[int | None]] = []
         self.num_computed_tokens = 0
         self.batch_sizes: list[int] = []
@@ -28,14 +27,15 @@ class KvCheckingExecutor:
 
     def allocate(self, num_pages: int) -> None:
         self.sim.allocate(num_pages)
-        self._kv = [[None] * PAGE for _ in range(num_pages)]
+        self._kv = [[None] * self.page_size for _ in range(num_pages)]
 
     def execute(self, batch: Batch) -> StepResult:
         num_sequences = len(batch.context_len)
+        page_size = self.page_size
         self.num_computed_tokens += len(batch.ids)
         self.batch_sizes.append(num_sequences)
         tables = [
-            batch.page_table[i, : -(-int(batch.context_len[i]) // PAGE)].tolist()
+            batch.page_table[i, : -(-int(batch.context_len[i]) // page_size)].tolist()
             for i in range(num_sequences)
         ]
         self._check_no_shared_page_is_written(batch, tables)
@@ -48,7 +48,7 @@ class KvCheckingExecutor:
             assert positions[-1] + 1 == batch.context_len[i], "context ends with this step's tokens"
             for position, token in zip(positions, batch.ids[begin:end].tolist(), strict=True):
                 before = 0 if position == 0 else self._read(table, position - 1)
-                self._kv[table[position // PAGE]][position % PAGE] = _link(before, token)
+                self._kv[table[position // page_size]][position % page_size] = _link(before, token)
         for row, sample in zip(batch.out_rows.tolist(), batch.sampling, strict=True):
             i = int((batch.query_start[1:] > row).argmax())
             assert row == batch.query_start[i + 1] - 1, "logits are wanted of a sequence's last token"
@@ -64,14 +64,13 @@ class KvCheckingExecutor:
         self.sim.close()
 
     def _read(self, table: list[int], position: int) -> int:
-        value = self._kv[table[position // PAGE]][position % PAGE]
+        value = self._kv[table[position // self.page_size]][position % self.page_size]
         assert value is not None, "KV is read that was never computed"
         return value
 
-    @staticmethod
-    def _check_no_shared_page_is_written(batch: Batch, tables: list[list[int]]) -> None:
+    def _check_no_shared_page_is_written(self, batch: Batch, tables: list[list[int]]) -> None:
         for i, table in enumerate(tables):
-            first = int(batch.positions[batch.query_start[i]]) // PAGE
+            first = int(batch.positions[batch.query_start[i]]) // self.page_size
             written = set(table[first:])
             for j, other in enumerate(tables):
                 assert i == j or not written & set(other), "a page is written that another sequence reads"

@@ -6,7 +6,6 @@ seats all at once or not at all. Knows nothing of decode or of what rows a step 
 
 from dataclasses import dataclass, field
 
-from services.domain.block_hash import BLOCK_SIZE
 from services.domain.capacity import pages_for
 from services.domain.ids import TenantId
 from worker.engine.config import EngineConfig
@@ -100,8 +99,8 @@ class Admission:
         left = [seq.num_tokens - seq.num_computed for seq in self._seating.seated if seq.state is PREFILL]
         own = entry.sequences[0].num_tokens
         if own > budget:
-            cached = len(self._seating.pool.match(entry.sequences[0].reusable_hashes())) * BLOCK_SIZE
-            own -= cached
+            cached = self._seating.pool.match(entry.sequences[0].reusable_pages())
+            own -= len(cached) * self._config.page_size
         if own <= budget:
             return sum(tokens for tokens in left if tokens <= budget) < budget
         return sum(1 for tokens in left if tokens > budget) < self._config.max_long_prefills
@@ -126,11 +125,12 @@ class Admission:
     def _group_refusal(self, entry: WaitingEntry) -> PoolShort | OverSlice | None:
         """Say what stands against all of a group's prompts being in the pool at once."""
         first, *others = entry.sequences
-        shared = self._seating.pool.match(first.reusable_hashes())
-        num_new = pages_for(first.num_tokens, BLOCK_SIZE) - len(shared)
-        # The others take the prompt's full blocks from the first one, but for the block of the last token.
-        num_common = 0 if first.request.cache_opt_out else (len(first.prompt_ids) - 1) // BLOCK_SIZE
-        num_new += sum(pages_for(seq.num_tokens, BLOCK_SIZE) - num_common for seq in others)
+        shared = self._seating.pool.match(first.reusable_pages())
+        page_size = self._config.page_size
+        num_new = pages_for(first.num_tokens, page_size) - len(shared)
+        # The others take the prompt's full pages from the first one, but for the page of the last token.
+        num_common = 0 if first.request.cache_opt_out else (len(first.prompt_ids) - 1) // page_size
+        num_new += sum(pages_for(seq.num_tokens, page_size) - num_common for seq in others)
         return self._seating.pool.can_take(first.request.tenant, num_new, shared)
 
     def _start_over_lower_bands(
@@ -140,7 +140,7 @@ class Admission:
         seating = self._seating
         lower = [seq for seq in seating.seated if seq.request.band > entry.request.band]
         victims = [seq for seq in lower if seq.is_started and not seq.reserved]
-        need = sum(pages_for(seq.num_tokens, BLOCK_SIZE) for seq in entry.sequences)
+        need = sum(pages_for(seq.num_tokens, self._config.page_size) for seq in entry.sequences)
         room = seating.pool.num_available - seating.headroom() + sum(len(seq.pages) for seq in victims)
         if need > room or len(entry.sequences) > seating.num_free_seats + len(victims):
             return PoolShort(0)

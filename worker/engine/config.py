@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from services.domain.block_hash import BLOCK_SIZE
+from services.domain.capacity import pages_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +36,15 @@ class EngineConfig:
     """Requests waiting here; more are refused. The deep queue is the scheduler's."""
     max_preemptions: int = 2
     """Preemptions after which a sequence starts only with its worst case reserved, and is no victim."""
-    headroom_pages: int = 2
-    """Pages left for the growth of each running sequence when another one starts."""
+    headroom_tokens: int = 32
+    """Tokens for which pages are left for the growth of each running sequence when another one starts."""
     max_prefix_wait_steps: int = 16
     """Steps without progress after which nobody waits for another sequence's prefix any more."""
+
+    @property
+    def headroom_pages(self) -> int:
+        """Pages of `headroom_tokens` (2 pages of 16, 1 of 64)."""
+        return pages_for(self.headroom_tokens, self.page_size)
 
     def __post_init__(self) -> None:
         if self.max_step_tokens <= self.max_sequences:

@@ -101,7 +101,7 @@ class Intake:
         if refusal is not None:
             self._report.tell(Refused(submit.handle, submit.key, refusal))
             return
-        request = Request(submit, arrival=self.num_taken, now=now)
+        request = Request(submit, arrival=self.num_taken, now=now, page_size=self._config.page_size)
         self.live.add(request)
         self._report.tell(Accepted(request.handle, request.key))
         self._take_over_ends(request, submit, now)

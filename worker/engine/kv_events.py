@@ -20,7 +20,7 @@ class RemovalReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A full block's KV is in a page and may be reused."""
+    """A full block's KV is in a page that is full, and may be reused with it."""
 
     hash: BlockHash
     parent: BlockHash | None

@@ -1,8 +1,9 @@
 """The ledger of KV pages: nobody else allocates, and free + cached + held == total after every operation.
 
 A page is *free* (content worthless), *held* (by one or more sequences, counted per tenant) or *cached*
-(held by nobody, but its published block may be reused; evicted when pages are needed). A page holds one
-block. Knows nothing of sequences, steps or time: "recently used" is the order of its own operations.
+(held by nobody, but its published blocks may be reused; evicted when pages are needed). A page holds 2^k
+blocks, is published and reused whole, and is known by the hash of its last block, which names all before it.
+Knows nothing of sequences, steps or time: "recently used" is the order of its own operations.
 """
 
 from collections import Counter, OrderedDict
@@ -12,6 +13,7 @@ from typing import NewType
 
 from services.domain.block_hash import BLOCK_SIZE
 from services.domain.ids import BlockHash, TenantId
+from services.domain.kv_layout import PAGE_SIZES
 from worker.engine.kv_events import KvEvent, RemovalReason, Removed, Stored
 
 PageId = NewType("PageId", int)
@@ -46,26 +48,28 @@ class OverSlice:
 class _Page:
     holders: dict[TenantId, int]
     """Sequences that hold it, by tenant; empty when free or cached."""
-    block: Stored | None = None
-    """What was published of it; lives until the content is overwritten."""
+    blocks: Sequence[Stored] = ()
+    """What was published of it: all of its blocks or none; lives until the content is overwritten."""
 
 
 class PagePool:
     """All KV pages of one worker."""
 
     def __init__(self, num_pages: int, *, page_size: int = BLOCK_SIZE) -> None:
-        if page_size != BLOCK_SIZE:
-            raise ValueError(f"a page holds one block of {BLOCK_SIZE} tokens, got page_size={page_size}")
+        if page_size not in PAGE_SIZES:
+            raise ValueError(f"page_size must be one of {PAGE_SIZES}, got page_size={page_size}")
         if num_pages < 1:
             raise ValueError(f"a pool needs at least one page, got {num_pages}")
         self.page_size = page_size
         self.num_total = num_pages
         self._pages = [_Page({}) for _ in range(num_pages)]
         self._free = [PageId(page) for page in reversed(range(num_pages))]
-        # Front is evicted first. A sequence holds every block before those it holds, and gives its pages back
+        # Front is evicted first. A sequence holds every page before those it holds, and gives its pages back
         # deepest first: so a child is always nearer to the front than its parent, and the front is a leaf.
         self._cached: OrderedDict[PageId, None] = OrderedDict()
-        self._by_hash: dict[BlockHash, PageId] = {}
+        self._by_name: dict[BlockHash, PageId] = {}
+        # Two pages may begin with the same blocks and go on differently: a block is gone with the last page.
+        self._num_copies: Counter[BlockHash] = Counter()
         self._held_by: dict[TenantId, int] = {}
         self._slices: Mapping[TenantId, int] = {}
         self._default_slice: int | None = None
@@ -102,11 +106,11 @@ class PagePool:
         limit = self._slices.get(tenant, self._default_slice)
         return self.num_total if limit is None else min(limit, self.num_total)
 
-    def match(self, hashes: Iterable[BlockHash]) -> list[PageId]:
-        """Return the pages of the longest prefix of `hashes` whose blocks are published."""
+    def match(self, names: Iterable[BlockHash]) -> list[PageId]:
+        """Return the published pages of the longest prefix of `names`: the hash of each page's last block."""
         pages: list[PageId] = []
-        for block_hash in hashes:
-            page = self._by_hash.get(block_hash)
+        for name in names:
+            page = self._by_name.get(name)
             if page is None:
                 break
             pages.append(page)
@@ -128,8 +132,8 @@ class PagePool:
 
     def snapshot(self) -> tuple[Stored, ...]:
         """Return every published block, parents before their children."""
-        blocks = [page.block for page in self._pages if page.block is not None]
-        return tuple(sorted(blocks, key=lambda block: block.depth))
+        blocks = {block.hash: block for page in self._pages for block in page.blocks}
+        return tuple(sorted(blocks.values(), key=lambda block: block.depth))
 
     # -- commands -------------------------------------------------------------------------------------------
 
@@ -170,18 +174,22 @@ class PagePool:
         for page in reversed(pages):
             self._drop(page, tenant)
 
-    def publish(self, page: PageId, block: Stored) -> PageId:
-        """Publish what the finished step completed in a held page; return the page to use from now on.
+    def publish(self, page: PageId, blocks: Sequence[Stored]) -> PageId:
+        """Publish a held page that the finished step has filled; return the page to use from now on.
 
-        When another page already has this block, the caller's page is given back and that one is held
-        instead: equal content, one copy, and whoever holds a block holds the published blocks before it.
+        When another page already has these blocks, the caller's page is given back and that one is held
+        instead: equal content, one copy, and whoever holds a page holds the published pages before it.
         """
+        assert len(blocks) * BLOCK_SIZE == self.page_size, "a page is published whole"
         (tenant,) = self._pages[page].holders
-        other = self._by_hash.get(block.hash)
+        other = self._by_name.get(blocks[-1].hash)
         if other is None:
-            self._pages[page].block = block
-            self._by_hash[block.hash] = page
-            self._events.append(block)
+            self._pages[page].blocks = blocks
+            self._by_name[blocks[-1].hash] = page
+            for block in blocks:
+                self._num_copies[block.hash] += 1
+                if self._num_copies[block.hash] == 1:
+                    self._events.append(block)
             return page
         if other != page:
             if not self._pages[other].holders:
@@ -228,10 +236,12 @@ class PagePool:
         assert len(free) == len(self._free), "a page is free twice"
         assert len(free) + len(cached) + len(held) == self.num_total, "a page is in no state, or in two"
         assert len(free | cached | held) == self.num_total, "a page is in no state, or in two"
-        assert all(self._pages[page].block is not None for page in cached), "a cached page without a block"
-        assert all(self._pages[page].block is None for page in free), "a free page with a block"
-        published = {page.block.hash: i for i, page in enumerate(self._pages) if page.block is not None}
-        assert published == self._by_hash, "the hash map disagrees with the pages"
+        assert all(self._pages[page].blocks for page in cached), "a cached page without blocks"
+        assert not any(self._pages[page].blocks for page in free), "a free page with blocks"
+        published = {page.blocks[-1].hash: i for i, page in enumerate(self._pages) if page.blocks}
+        assert published == self._by_name, "the map of names disagrees with the pages"
+        copies = Counter(block.hash for page in self._pages for block in page.blocks)
+        assert copies == self._num_copies, "the blocks' copies disagree with the pages"
         by_tenant = Counter(tenant for page in self._pages for tenant in page.holders)
         assert by_tenant == self._held_by, "tenants' counts disagree with the pages"
 
@@ -258,12 +268,12 @@ class PagePool:
             self._rest(page)
 
     def _rest(self, page: PageId) -> None:
-        if self._pages[page].block is None:
-            self._free.append(page)
-            self.transitions["free"] += 1
-        else:
+        if self._pages[page].blocks:
             self._cached[page] = None
             self.transitions["cached"] += 1
+        else:
+            self._free.append(page)
+            self.transitions["free"] += 1
 
     def _evict(self) -> PageId:
         page, _ = self._cached.popitem(last=False)
@@ -272,8 +282,12 @@ class PagePool:
         return page
 
     def _unpublish(self, page: PageId, why: RemovalReason) -> None:
-        block = self._pages[page].block
-        if block is not None:
-            del self._by_hash[block.hash]
-            self._pages[page].block = None
-            self._events.append(Removed(block.hash, block.tenant, why))
+        blocks, self._pages[page].blocks = self._pages[page].blocks, ()
+        if blocks:
+            del self._by_name[blocks[-1].hash]
+        # Deepest first, as pages go: a hole is never told before what follows it.
+        for block in reversed(blocks):
+            self._num_copies[block.hash] -= 1
+            if not self._num_copies[block.hash]:
+                del self._num_copies[block.hash]
+                self._events.append(Removed(block.hash, block.tenant, why))

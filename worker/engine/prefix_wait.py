@@ -1,8 +1,8 @@
-"""Who is computing which block right now, so that the same prefix is not computed twice at once.
+"""Who is computing which page right now, so that the same prefix is not computed twice at once.
 
-A sequence that would compute a block which a started one (its leader) is about to publish waits for it:
-until the block is published, the leader ends or is preempted, or makes no progress for a bounded time.
-Knows nothing of pages or seats.
+A sequence that would compute a page which a started one (its leader) is about to publish waits for it:
+until the page is published, the leader ends or is preempted, or makes no progress for a bounded time.
+Knows pages by name (the hash of the last block) and nothing of places or seats.
 """
 
 from services.domain.ids import BlockHash
@@ -10,7 +10,7 @@ from worker.engine.sequence import Sequence
 
 
 class PrefixLeaders:
-    """Blocks under computation, each with the sequence that computes it."""
+    """Names of pages under computation, each with the sequence that computes it."""
 
     def __init__(self, max_wait_steps: int) -> None:
         self._max_wait_steps = max_wait_steps
@@ -19,21 +19,21 @@ class PrefixLeaders:
     def __len__(self) -> int:
         return len(self._leaders)
 
-    def lead(self, sequence: Sequence, hashes: list[BlockHash]) -> None:
-        """Let others wait for those of `hashes` that nobody computes yet."""
-        for block_hash in hashes:
-            if self._leaders.setdefault(block_hash, sequence) is sequence:
-                sequence.leading.append(block_hash)
+    def lead(self, sequence: Sequence, names: list[BlockHash]) -> None:
+        """Let others wait for those pages that nobody computes yet."""
+        for name in names:
+            if self._leaders.setdefault(name, sequence) is sequence:
+                sequence.leading.append(name)
 
     def resign(self, sequence: Sequence) -> None:
         """Let nobody wait for the sequence: its prefill is done, or it computes no more."""
-        for block_hash in sequence.leading:
-            del self._leaders[block_hash]
+        for name in sequence.leading:
+            del self._leaders[name]
         sequence.leading.clear()
 
-    def should_wait(self, sequence: Sequence, next_block: BlockHash, step: int) -> bool:
-        """Say whether to wait for another sequence to compute `next_block`; give up after a bounded time."""
-        leader = self._leaders.get(next_block)
+    def should_wait(self, sequence: Sequence, next_page: BlockHash, step: int) -> bool:
+        """Say whether to wait for another sequence to compute `next_page`; give up after a bounded time."""
+        leader = self._leaders.get(next_page)
         if leader is None or leader is sequence or not sequence.may_wait_for_prefix:
             return False
         seen = sequence.prefix_watch

@@ -29,6 +29,7 @@ class Request:
         "held_pages",
         "key",
         "page_seconds",
+        "page_size",
         "pages_marked_at",
         "peak_pages",
         "preemptions",
@@ -44,13 +45,14 @@ class Request:
         "total_deadline",
     )
 
-    def __init__(self, submit: Submit, *, arrival: int, now: float) -> None:
+    def __init__(self, submit: Submit, *, arrival: int, now: float, page_size: int) -> None:
         self.handle = submit.handle
         self.key = submit.key
         self.tenant = submit.tenant
         self.band = submit.band
         self.arrival = arrival
         """Order of arrival here."""
+        self.page_size = page_size
         self.prompt_ids = submit.prompt_ids
         self.block_hashes = submit.block_hashes
         self.salt = submit.salt

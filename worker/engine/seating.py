@@ -60,18 +60,19 @@ class Seating:
                 left = sequence.max_pages - len(sequence.pages)
                 pages += left if left < most else most
         if starting is not None and not self._must_reserve(starting):
-            room = starting.max_pages - pages_for(starting.num_tokens, BLOCK_SIZE)
+            room = starting.max_pages - pages_for(starting.num_tokens, self.pool.page_size)
             pages += min(self._config.headroom_pages, room)
         return pages
 
     def start(self, sequence: Sequence, step: int, now: float) -> StartOutcome:
         """Give a sequence all pages of its tokens (or of its worst case), cached ones first, or nothing."""
-        hashes = sequence.reusable_hashes()
-        shared = self.pool.match(hashes)
-        if len(shared) < len(hashes) and self.leaders.should_wait(sequence, hashes[len(shared)], step):
+        names = sequence.reusable_pages()
+        shared = self.pool.match(names)
+        if len(shared) < len(names) and self.leaders.should_wait(sequence, names[len(shared)], step):
             return WaitsForPrefix()
         reserve = self._must_reserve(sequence)
-        num_pages = sequence.max_pages if reserve else pages_for(sequence.num_tokens, BLOCK_SIZE)
+        page_size = self.pool.page_size
+        num_pages = sequence.max_pages if reserve else pages_for(sequence.num_tokens, page_size)
         num_new = num_pages - len(shared)
         tenant = sequence.request.tenant
         refusal = self.pool.can_take(tenant, num_new + self.headroom(sequence), shared)
@@ -82,7 +83,7 @@ class Seating:
             return taken
         sequence.pages.extend(shared)
         sequence.pages.extend(taken.new_pages)
-        sequence.num_computed = len(shared) * BLOCK_SIZE
+        sequence.num_computed = len(shared) * page_size
         sequence.num_published = sequence.num_found = len(shared)
         sequence.high_water = max(sequence.high_water, sequence.num_computed)
         sequence.reserved = reserve
@@ -94,7 +95,7 @@ class Seating:
             self.seated.append(sequence)
         sequence.state = SequenceState.PREFILL
         if not sequence.request.cache_opt_out:
-            self.leaders.lead(sequence, sequence.hashes(sequence.num_tokens // BLOCK_SIZE)[len(shared) :])
+            self.leaders.lead(sequence, sequence.page_names(sequence.num_tokens // page_size)[len(shared) :])
         return SequenceStarted(sequence.num_computed)
 
     def seat_without_pages(self, sequence: Sequence) -> None:
@@ -136,7 +137,7 @@ class Seating:
         self.line.add([sequence], preempted=True)
 
     def release(self, sequence: Sequence, now: float) -> None:
-        """Take back all that a sequence holds, from any state; full published blocks stay as cached."""
+        """Take back all that a sequence holds, from any state; full published pages stay as cached."""
         if sequence.state is SequenceState.FINISHED:
             return
         if sequence.is_seated:
@@ -153,15 +154,19 @@ class Seating:
         sequence.reserved = False
 
     def publish(self, sequence: Sequence) -> None:
-        """Publish the blocks which the finished step completed."""
-        if sequence.request.cache_opt_out:
+        """Publish the pages which the finished step completed."""
+        request = sequence.request
+        if request.cache_opt_out:
             return
-        num_full = sequence.num_computed // BLOCK_SIZE
-        hashes = sequence.hashes(num_full)
-        for depth in range(sequence.num_published, num_full):
-            parent = hashes[depth - 1] if depth else None
-            block = Stored(hashes[depth], parent, sequence.request.tenant, depth)
-            sequence.pages[depth] = self.pool.publish(sequence.pages[depth], block)
+        num_full = sequence.num_computed // self.pool.page_size
+        per_page = self.pool.page_size // BLOCK_SIZE
+        hashes = sequence.hashes(num_full * per_page)
+        for index in range(sequence.num_published, num_full):
+            blocks = [
+                Stored(hashes[depth], hashes[depth - 1] if depth else None, request.tenant, depth)
+                for depth in range(index * per_page, (index + 1) * per_page)
+            ]
+            sequence.pages[index] = self.pool.publish(sequence.pages[index], blocks)
         sequence.num_published = num_full
 
     def withdraw(self, sequence: Sequence) -> None:

@@ -56,6 +56,7 @@ class Sequence:
         "num_found",
         "num_published",
         "output_ids",
+        "page_size",
         "pages",
         "preemptions",
         "prefix_watch",
@@ -71,6 +72,7 @@ class Sequence:
     def __init__(self, request: "Request", choice: int, output_ids: SequenceOf[int]) -> None:
         self.request = request
         self.choice = choice
+        self.page_size = request.page_size
         self.prompt_ids = request.prompt_ids
         self.output_ids: list[int] = list(output_ids)
         self.block_hashes: list[BlockHash] = list(request.block_hashes)
@@ -80,13 +82,14 @@ class Sequence:
         self.high_water = 0
         """Most tokens ever computed or found cached: below it is recomputation."""
         self.num_found = 0
-        """Leading blocks that its last start took from the cache."""
+        """Leading pages that its last start took from the cache."""
         self.num_published = 0
-        """Leading blocks that the pool knows by name."""
+        """Leading pages that the pool knows by name."""
         self._pages = array("i")
         # Typed as what it holds; an array, because each step's page table is copied from its bytes.
         self.pages = cast(MutableSequence[PageId], self._pages)
-        self.max_pages = pages_for(len(self.prompt_ids) + request.stop.max_output_tokens - 1, BLOCK_SIZE)
+        max_stored = len(self.prompt_ids) + request.stop.max_output_tokens - 1
+        self.max_pages = pages_for(max_stored, self.page_size)
         """Pages of the worst case: the KV of the last output token is never written."""
         self.reserved = False
         """Holds its worst case: needs no further page and is no victim."""
@@ -95,7 +98,7 @@ class Sequence:
         """Counts starts, so that a result meant for an earlier one is never applied."""
         self.skipped_steps = 0
         self.leading: list[BlockHash] = []
-        """Blocks that others may wait for while this one computes them."""
+        """Names of pages that others may wait for while this one computes them."""
         self.prefix_watch: tuple[int, int, int] | None = None
         """While waiting: identity, progress and step of the leader when it was last seen to move."""
         self.may_wait_for_prefix = not request.cache_opt_out
@@ -140,11 +143,16 @@ class Sequence:
             known.append(hash_block(previous, block, salt=self.request.salt, adapter=self.request.adapter))
         return known[:num_blocks]
 
-    def reusable_hashes(self) -> list[BlockHash]:
-        """Return the blocks that a hit may take over: the last token is always computed again."""
+    def page_names(self, num_pages: int) -> list[BlockHash]:
+        """Return the names of the first `num_pages` full pages: the hash of each one's last block."""
+        per_page = self.page_size // BLOCK_SIZE
+        return self.hashes(num_pages * per_page)[per_page - 1 :: per_page]
+
+    def reusable_pages(self) -> list[BlockHash]:
+        """Return the names of pages that a hit may take over: the last token is always computed again."""
         if self.request.cache_opt_out:
             return []
-        return self.hashes((self.num_tokens - 1) // BLOCK_SIZE)
+        return self.page_names((self.num_tokens - 1) // self.page_size)
 
 
 SEATED = (DECODE, PREFILL, PREFIX_WAIT)

@@ -7,7 +7,7 @@ while a step reads or writes it. Reads no clock, knows nothing of threads, devic
 
 from collections import Counter
 
-from services.domain.block_hash import BLOCK_SIZE
+from services.domain.capacity import pages_for
 from services.domain.errors import BadRow, ErrorDetail, QuotaExceeded
 from worker.engine.admission import Admission, Admissions
 from worker.engine.batch import StepResult
@@ -129,10 +129,11 @@ class StepScheduler:
 
     def _grow_decodes(self, now: float) -> list[Sequence]:
         """Give each generating sequence the page of its next token, the most important first."""
+        page_size = self._config.page_size
         growing = [
             seq
             for seq in self._seating.seated
-            if seq.state is DECODE and len(seq.pages) * BLOCK_SIZE <= seq.num_computed
+            if seq.state is DECODE and len(seq.pages) * page_size <= seq.num_computed
         ]
         if len(growing) > 1:
             growing.sort(key=lambda seq: (seq.request.band, seq.request.arrival))
@@ -187,13 +188,14 @@ class StepScheduler:
                 self._take_token(seq, token_ids[index], index, result, now)
 
     def _advance(self, row: Row) -> None:
-        """Record that a row's tokens are computed, and publish the blocks they complete."""
+        """Record that a row's tokens are computed, and publish the pages they fill."""
         seq, _, start, num_tokens, is_decode, _ = row
         request = seq.request
         end = start + num_tokens
         seq.num_computed = end
         request.computed_tokens += num_tokens
-        num_entered = -(-end // BLOCK_SIZE) - -(-start // BLOCK_SIZE)
+        page_size = self._config.page_size
+        num_entered = -(-end // page_size) - -(-start // page_size)
         if num_entered:
             self.pool.transitions["decode" if is_decode else "prefill"] += num_entered
         if not is_decode:
@@ -201,7 +203,7 @@ class StepScheduler:
             self._report.prompt_computed(request.tenant, fresh)
         if end > seq.high_water:
             seq.high_water = end
-        if end // BLOCK_SIZE > seq.num_published:
+        if end // page_size > seq.num_published:
             self._seating.publish(seq)
 
     def _take_token(self, seq: Sequence, token_id: int, index: int, result: StepResult, now: float) -> None:
@@ -269,8 +271,8 @@ class StepScheduler:
         None is added while a preempted sequence waits, or anybody for room, or when a step's prefill would
         not find pages.
         """
-        line = self._seating.line
-        needed = min(-(-self._config.max_prefill_tokens // BLOCK_SIZE), self.pool.num_total // 8)
+        config, line = self._config, self._seating.line
+        needed = min(pages_for(config.max_prefill_tokens, config.page_size), self.pool.num_total // 8)
         is_short = self._waits_for_room or line.has_preempted or startable_pages < needed
         if not (is_short or self._intake.is_draining):
             seats = self._seating.num_free_seats - line.num_sequences

@@ -64,6 +64,8 @@ class SimConfig:
     model: str = "sim"
     vocab_size: int = 32_000
     max_context_tokens: int = 8192
+    page_size: int = BLOCK_SIZE
+    """Tokens in a page."""
     page_bytes: int = 0
     """Bytes of KV it pretends to hold in one page."""
     palette: Sequence[int] = ()
@@ -119,12 +121,12 @@ class SimExecutor:
         self._profile = ModelProfile(
             model=config.model,
             revision=revision,
-            namespace=Namespace(revision),
+            namespace=Namespace(f"{revision}/{config.page_size}"),
             numerics=revision,
             executor="sim",
             vocab_size=config.vocab_size,
             max_context_tokens=config.max_context_tokens,
-            page_size=BLOCK_SIZE,
+            page_size=config.page_size,
             page_bytes=config.page_bytes,
             weight_bytes=0,
         )

@@ -85,7 +85,7 @@ def test_grants_come_back_to_where_they_began() -> None:
 
 
 def test_no_grant_while_a_preempted_request_waits() -> None:
-    config = engine_config(num_pages=18, max_context_tokens=128, max_sequences=16, headroom_pages=0)
+    config = engine_config(num_pages=18, max_context_tokens=128, max_sequences=16, headroom_tokens=0)
     engine = EngineHarness(config)
     engine.post(*(submit(i, prompt(32, i), max_output=64) for i in range(16)))
     granted = preempted_steps = 0

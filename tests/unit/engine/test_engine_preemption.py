@@ -13,10 +13,10 @@ from worker.engine.outputs import Preempted
 @pytest.mark.failure("B032")
 @pytest.mark.failure("B048")
 @pytest.mark.failure("B053")
-@pytest.mark.parametrize("headroom", [0, 2])
+@pytest.mark.parametrize("headroom", [0, 32])
 def test_sixty_four_that_fit_one_by_one_finish_on_a_pool_that_holds_three(headroom: int) -> None:
     config = engine_config(
-        num_pages=18, max_context_tokens=128, max_waiting=64, max_sequences=16, headroom_pages=headroom
+        num_pages=18, max_context_tokens=128, max_waiting=64, max_sequences=16, headroom_tokens=headroom
     )
     engine = EngineHarness(config)
     engine.post(*(submit(i, prompt(32, i), max_output=64) for i in range(64)))
@@ -33,7 +33,7 @@ def test_sixty_four_that_fit_one_by_one_finish_on_a_pool_that_holds_three(headro
 
 @pytest.mark.failure("B034")
 def test_a_preempted_sequence_finds_its_own_pages_again() -> None:
-    engine = EngineHarness(engine_config(num_pages=24, headroom_pages=0))
+    engine = EngineHarness(engine_config(num_pages=24, headroom_tokens=0))
     engine.post(submit(1, prompt(160, 1), max_output=100))
     engine.steps(4)
     engine.post(submit(2, prompt(160, 2), max_output=100))
@@ -65,7 +65,7 @@ def test_no_cascade_of_preemptions_under_pressure() -> None:
 
 @pytest.mark.failure("B055")
 def test_a_higher_band_takes_pages_from_a_lower_one_and_the_plan_stays_whole() -> None:
-    engine = EngineHarness(engine_config(num_pages=12, headroom_pages=0))
+    engine = EngineHarness(engine_config(num_pages=12, headroom_tokens=0))
     engine.post(*(submit(i, prompt(47, i), max_output=30, band=Band.BATCH) for i in range(4)))
     engine.steps(10)
     engine.post(submit(10, prompt(47, 10), max_output=5, band=Band.INTERACTIVE))
@@ -82,7 +82,7 @@ def test_a_higher_band_takes_pages_from_a_lower_one_and_the_plan_stays_whole() -
 
 
 def test_the_victim_is_of_the_tenant_furthest_over_its_share() -> None:
-    engine = EngineHarness(engine_config(num_pages=8, headroom_pages=0))
+    engine = EngineHarness(engine_config(num_pages=8, headroom_tokens=0))
     engine.post(SetRanks({TenantId("a"): -1.0, TenantId("b"): 2.0}))
     engine.post(submit(1, prompt(60, 1), max_output=20, tenant="b"))
     engine.post(submit(2, prompt(60, 2), max_output=20, tenant="a"))
@@ -91,7 +91,7 @@ def test_the_victim_is_of_the_tenant_furthest_over_its_share() -> None:
 
 
 def test_after_its_last_preemption_a_sequence_runs_to_its_end() -> None:
-    engine = EngineHarness(engine_config(num_pages=10, max_preemptions=1, headroom_pages=0, max_sequences=4))
+    engine = EngineHarness(engine_config(num_pages=10, max_preemptions=1, headroom_tokens=0, max_sequences=4))
     engine.post(*(submit(i, prompt(30, i), max_output=80) for i in range(4)))
     engine.run()
     assert max(engine.ended[i].preemptions for i in range(4)) == 1

@@ -71,7 +71,7 @@ def test_a_prefix_that_is_found_but_not_used_holds_no_page() -> None:
 @pytest.mark.failure("B023")
 @pytest.mark.failure("B030")
 def test_a_prefill_that_is_interrupted_between_chunks_goes_on_from_what_it_has() -> None:
-    engine = EngineHarness(engine_config(num_pages=24, max_step_tokens=50, headroom_pages=0))
+    engine = EngineHarness(engine_config(num_pages=24, max_step_tokens=50, headroom_tokens=0))
     engine.post(submit(1, prompt(300, 1), max_output=10, band=Band.BATCH))
     engine.steps(3)
     assert engine.totals["prefill"] == 150, "paused inside its tenth block"
@@ -94,7 +94,7 @@ def test_a_prefill_that_is_interrupted_between_chunks_goes_on_from_what_it_has()
 @pytest.mark.failure("B084")
 def test_seeded_choices_are_the_same_after_preemption_and_beside_others() -> None:
     sampling = SamplingParams(seed=1234)
-    engine = EngineHarness(engine_config(num_pages=18, max_context_tokens=128, headroom_pages=0))
+    engine = EngineHarness(engine_config(num_pages=18, max_context_tokens=128, headroom_tokens=0))
     engine.post(submit(0, prompt(40), max_output=50, n=2, sampling=sampling))
     engine.post(*(submit(i, prompt(30, i), max_output=60) for i in range(1, 6)))
     engine.run()
@@ -144,7 +144,7 @@ def test_all_chunks_of_a_prompt_are_found_again_and_going_on_is_no_hit(chunk: in
 @pytest.mark.failure("B053")
 def test_two_that_hold_cached_prefixes_and_want_the_last_page_both_finish() -> None:
     """Seven pages; one begins with 3 cached pages and needs 5, the other with 2 and needs 4."""
-    engine = EngineHarness(engine_config(num_pages=7, headroom_pages=0))
+    engine = EngineHarness(engine_config(num_pages=7, headroom_tokens=0))
     for seed, length in ((1, 50), (2, 40)):
         engine.post(submit(seed, prompt(length, seed), max_output=1))
         engine.run()

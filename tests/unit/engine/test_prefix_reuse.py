@@ -107,7 +107,9 @@ def test_whoever_waits_for_a_prefix_goes_on_when_its_leader_dies() -> None:
 
 
 def test_nobody_waits_for_a_leader_that_does_not_move() -> None:
-    leader, waiter = (Request(submit(i, prompt(100)), arrival=i, now=0.0).sequences[0] for i in (1, 2))
+    leader, waiter = (
+        Request(submit(i, prompt(100)), arrival=i, now=0.0, page_size=16).sequences[0] for i in (1, 2)
+    )
     leaders = PrefixLeaders(max_wait_steps=3)
     blocks = leader.hashes(6)
     leaders.lead(leader, blocks)

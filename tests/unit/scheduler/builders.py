@@ -70,6 +70,7 @@ def hello(
     epoch: int = 1,
     model: str = MODEL,
     pages: int = 64,
+    page_size: int = 16,
     context: int = 4096,
     max_sequences: int = 32,
     max_step_tokens: int = 512,
@@ -84,7 +85,10 @@ def hello(
         revision="r1",
         namespace=Namespace(f"ns-{model}"),
         capacity=Capacity(
-            max_context_tokens=context, total_pages=pages, page_size=16, max_sequences=max_sequences
+            max_context_tokens=context,
+            total_pages=pages,
+            page_size=page_size,
+            max_sequences=max_sequences,
         ),
         max_step_tokens=max_step_tokens,
         live=tuple(live),

@@ -109,10 +109,10 @@ def test_matches_count_only_for_workers_of_the_model() -> None:
     assert (choice.worker, choice.cached_tokens) == ("worker-0", 0)
 
 
-def two_workers() -> SchedulerCore:
+def two_workers(page_size: int = 16) -> SchedulerCore:
     scheduler = core()
     for name in ("worker-0", "worker-1"):
-        scheduler.worker_connected(hello(name), 0.0)
+        scheduler.worker_connected(hello(name, page_size=page_size), 0.0)
         scheduler.report(WorkerId(name), report(granted=9), 0.0)
     scheduler.set_matching(True)
     scheduler.acquire(GATEWAY, acquire("a", tokens=256, blocks=16), 0.0)
@@ -131,6 +131,15 @@ def test_a_cached_prefix_draws_the_request() -> None:
     (choice,) = only(Placed, scheduler.place(0.001))
     assert (choice.worker, choice.cached_tokens) == ("worker-1", 160)
     assert (choice.miss_reason, choice.first_miss_token) == (MissReason.FIRST_DIFFERENCE, 160)
+
+
+@pytest.mark.parametrize(("page_size", "cached"), [(16, 160), (32, 160), (64, 128), (128, 128)])
+def test_no_more_is_promised_than_the_workers_whole_pages(page_size: int, cached: int) -> None:
+    """160 tokens are known by their blocks; what lies in a page that goes on differently is not reused."""
+    scheduler = two_workers(page_size)
+    scheduler.match_answered(key("a"), match(worker_0=160))
+    (choice,) = only(Placed, scheduler.place(0.001))
+    assert (choice.cached_tokens, choice.first_miss_token) == (cached, 160)
 
 
 def test_load_outweighs_a_cached_prefix_and_the_reason_says_so() -> None:

@@ -12,7 +12,10 @@ NEED = PoolNeed(page_bytes=720 * 1024, page_size=16, max_context_tokens=8192, ma
 def test_the_worked_number() -> None:
     size = size_pool(NEED, kv_bytes=None, free_bytes=8192 * MIB, fraction=0.25)
     assert size.num_pages == 2912
-    assert "8,192 MiB free" in size.arithmetic
+    assert size.arithmetic == (
+        "0.25 of 8,192 MiB free, at most 16384 pages for all sequences"
+        " / 737,280 bytes per page of 16 tokens = 2912 pages"
+    )
 
 
 def test_no_more_than_all_sequences_can_use() -> None:
