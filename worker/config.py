@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from services.chassis.config import ByteSize, check_range
+from services.domain.kv_layout import PAGE_SIZES
 
 
 class ExecutorKind(StrEnum):
@@ -44,6 +45,8 @@ class WorkerConfig:
     """host:port of the kvmanager; empty: none, prefixes are reused here but known to nobody."""
     kv_memory: ByteSize | None = None
     """Bytes of the KV pool, e.g. 512MiB; absent: --kv-memory-fraction of what is free."""
+    page_size: int = 16
+    """Tokens in a page of the KV pool: 16, 32, 64 or 128. A cached prefix is reused in whole pages."""
     kv_memory_fraction: float = 0.25
     """Share of the memory free after loading that the KV pool takes when --kv-memory is absent."""
     max_context_tokens: int | None = None
@@ -99,6 +102,10 @@ class WorkerConfig:
         name, _, path = self.model.partition("=")
         if not name or (self.executor is not ExecutorKind.SIM and not path):
             raise ValueError(f"model must be NAME=PATH, got {self.model!r}")
+        if self.page_size not in PAGE_SIZES:
+            raise ValueError(
+                f"page_size must be one of {', '.join(map(str, PAGE_SIZES))}, got {self.page_size}"
+            )
         check_range("kv_memory_fraction", self.kv_memory_fraction, 0.01, 0.95)
         check_range("max_sequences", self.max_sequences, 1, 1024)
         check_range("max_step_tokens", self.max_step_tokens, self.max_sequences + 1, 1 << 16)

@@ -13,7 +13,6 @@ import structlog
 from services.artifacts.artifact import ModelArtifact, open_artifact
 from services.artifacts.errors import ArtifactError
 from services.chassis.fatal import FatalError
-from services.domain.block_hash import BLOCK_SIZE
 from services.domain.generation import SamplingParams
 from worker.config import ExecutorKind, WorkerConfig
 from worker.engine.batch import Batch, SampleRow
@@ -21,8 +20,8 @@ from worker.executors.base import Executor
 from worker.executors.sim import CostModel, SimConfig, SimExecutor, SimFaults
 from worker.memory import PoolNeed, PoolSize, check_weights_fit, free_memory_bytes, size_pool
 
-SIM_PAGE_BYTES = BLOCK_SIZE * 23_040
-"""What a page of 16 tokens of a model of 135M parameters takes in 16-bit numbers."""
+SIM_TOKEN_BYTES = 23_040
+"""What a token of a model of 135M parameters takes in 16-bit numbers."""
 SIM_FREE_BYTES = 1 << 30
 """Memory that a sim pretends to have."""
 SIM_WORDS = 4096
@@ -108,7 +107,12 @@ def _load_torch(config: WorkerConfig) -> Executor:
         from worker.executors.torch_executor import load_torch_executor
     except ModuleNotFoundError as exc:
         raise FatalError(f"the torch executor needs torch: pip install 'quire[torch]' ({exc})") from exc
-    return load_torch_executor(config.model_path, model_name=config.model_name, num_threads=config.threads)
+    return load_torch_executor(
+        config.model_path,
+        model_name=config.model_name,
+        page_size=config.page_size,
+        num_threads=config.threads,
+    )
 
 
 def _load_sim(config: WorkerConfig) -> Executor:
@@ -122,7 +126,8 @@ def _load_sim(config: WorkerConfig) -> Executor:
         model=config.model_name,
         vocab_size=config.sim_vocab_size,
         max_context_tokens=config.sim_context_tokens,
-        page_bytes=SIM_PAGE_BYTES,
+        page_size=config.page_size,
+        page_bytes=config.page_size * SIM_TOKEN_BYTES,
         cost=CostModel(
             prefill_tokens_per_s=config.sim_prefill_tokens_per_s,
             step_s=config.sim_step_ms / 1000,

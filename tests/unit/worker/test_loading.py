@@ -8,10 +8,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from services.chassis.fatal import FatalError
 from services.domain.generation import SamplingParams
+from services.domain.kv_layout import PAGE_SIZES
 from worker.config import ExecutorKind, WorkerConfig
 from worker.engine.batch import SampleRow
 from worker.executors.sim import SimExecutor
-from worker.loading import load, warm_up_batch
+from worker.loading import SIM_TOKEN_BYTES, load, warm_up_batch
 
 
 def sim_config(**fields: object) -> WorkerConfig:
@@ -38,6 +39,14 @@ def test_a_bare_sim_pretends_a_gibibyte() -> None:
     loaded = load(sim_config())
     assert loaded.pool.num_pages == (1 << 30) // loaded.executor.profile.page_bytes
     assert loaded.max_context_tokens == 8192
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+def test_the_page_size_reaches_executor_and_pool(page_size: int) -> None:
+    loaded = load(sim_config(page_size=page_size, kv_memory=1 << 26))
+    assert loaded.executor.profile.page_size == page_size
+    assert loaded.pool.num_pages == (1 << 26) // (page_size * SIM_TOKEN_BYTES)
+    assert f"per page of {page_size} tokens = {loaded.pool.num_pages} pages" in loaded.pool.arithmetic
 
 
 def test_given_memory_and_context_bound_the_pool() -> None:

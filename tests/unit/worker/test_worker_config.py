@@ -35,6 +35,7 @@ def test_a_sim_needs_no_files() -> None:
         (["--model", "a=b", "--kv-memory-fraction", "1"], "kv_memory_fraction"),
         (["--model", "a=b", "--restart-after-s", "1"], "restart_after_s"),
         (["--model", "a=b", "--threads", "0"], "threads"),
+        (["--model", "a=b", "--page-size", "24"], "page_size must be one of 16, 32, 64, 128, got 24"),
     ],
 )
 def test_values_out_of_range_are_named(argv: list[str], says: str) -> None:
