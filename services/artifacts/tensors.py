@@ -1,7 +1,7 @@
 """Describes one tensor of a model file and reads it through a memory map.
 
-Knows number formats (plain floats and ggml's blocks); knows nothing of layers, of transposes or permutations
-that a family needs, or of where the weights go.
+Knows number formats (plain floats, ggml's blocks, and the integers that hold packed codes); knows nothing of
+what integers pack, of layers, of transposes or permutations that a family needs, or of where the weights go.
 """
 
 from dataclasses import dataclass, field
@@ -26,6 +26,14 @@ class TensorFormat:
         """Whether the values share scales in blocks."""
         return self.block_size > 1
 
+    @property
+    def is_integer(self) -> bool:
+        """Whether it holds integers: codes, or what describes them."""
+        return self.name in _INTEGERS
+
+
+_INTEGERS = {"I8": "<i1", "I32": "<i4", "I64": "<i8"}
+
 
 FORMATS = {
     name: TensorFormat(name, block_size, block_bytes)
@@ -33,6 +41,9 @@ FORMATS = {
         ("F32", 1, 4),
         ("F16", 1, 2),
         ("BF16", 1, 2),
+        ("I8", 1, 1),
+        ("I32", 1, 4),
+        ("I64", 1, 8),
         ("Q4_0", 32, 18),
         ("Q4_1", 32, 20),
         ("Q5_0", 32, 22),
@@ -83,9 +94,11 @@ class TensorRef:
         """Return a new float32 array of `shape`, dequantised.
 
         Raises:
-            ArtifactError: The stored numbers cannot be read in this format.
+            ArtifactError: The stored numbers cannot be read in this format, or are integers.
         """
         raw = self._mapped
+        if self.format.is_integer:
+            raise ArtifactError(f"{self.file}: tensor {self.name} holds {self.dtype}, not real numbers")
         if self.dtype == "F32":
             return raw.view("<f4").astype(np.float32).reshape(self.shape)
         if self.dtype == "F16":
@@ -93,6 +106,16 @@ class TensorRef:
         if self.dtype == "BF16":
             return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32).reshape(self.shape)
         return _dequantise(raw, self)
+
+    def to_integers(self) -> NDArray[np.int64]:
+        """Return a new int64 array of `shape`.
+
+        Raises:
+            ArtifactError: The tensor does not hold integers.
+        """
+        if not self.format.is_integer:
+            raise ArtifactError(f"{self.file}: tensor {self.name} holds {self.dtype}, not integers")
+        return self._mapped.view(_INTEGERS[self.dtype]).astype(np.int64).reshape(self.shape)
 
 
 def _dequantise(raw: NDArray[np.uint8], tensor: TensorRef) -> NDArray[np.float32]:
