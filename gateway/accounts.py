@@ -41,14 +41,14 @@ _CANCELLED.code, _CANCELLED.reason = Code.ABORTED, "CANCELLED"
 def receipt_of(run: Run) -> Receipt:
     """Return the receipt of a request that ended well."""
     live = run.live
-    report, placement = live.report, live.placement
+    report, placement = live.report, live.attempts.placement
     assert report is not None
     assert placement is not None
     miss_reason, first_miss_token = _miss_of(run, placement)
     return Receipt(
         request_id=live.id,
         usage=live.usage,
-        queue_s=live.placed_at - live.asked_at + report.queue_s,
+        queue_s=live.attempts.placed_at - live.attempts.asked_at + report.queue_s,
         prefill_s=report.prefill_s,
         decode_s=report.decode_s,
         ttft_s=run.ttft_s or 0.0,
@@ -56,7 +56,7 @@ def receipt_of(run: Run) -> Receipt:
         preemptions=report.preemptions,
         page_seconds=report.page_seconds,
         worker=placement.worker,
-        attempts=live.attempt,
+        attempts=live.attempts.number,
         miss_reason=miss_reason,
         first_miss_token=first_miss_token,
         computed_tokens=report.computed_tokens,
@@ -114,10 +114,10 @@ def outcome_of(run: Run, usage: Usage) -> Outcome:
         duration_s=time.monotonic() - live.arrived,
         ttft_s=run.ttft_s,
         tpot_s=_tpot_s(live),
-        queue_s=max(0.0, live.placed_at - live.asked_at) + report.queue_s,
-        attempts=live.attempt,
+        queue_s=max(0.0, live.attempts.placed_at - live.attempts.asked_at) + report.queue_s,
+        attempts=live.attempts.number,
         preemptions=None if live.report is None else report.preemptions,
         peak_pages=None if live.report is None else report.peak_pages,
-        worker=live.placement.worker if live.placement else "",
+        worker=live.attempts.placement.worker if live.attempts.placement else "",
         trace_id=trace_id(run.traceparent),
     )

@@ -1,6 +1,6 @@
 """The use case: one generation from arrival to its one end, the same for every door.
 
-validate -> tokenise -> reserve -> ask for a place -> submit -> events -> settle. Whatever happens, everything
+validate -> tokenise -> reserve and ask for a place -> submit -> events -> settle. Whatever happens, all that
 the request holds is released in `_close`, which does not wait. Knows nothing of gRPC, HTTP or how a caller
 proved who it is.
 """
@@ -13,27 +13,25 @@ from dataclasses import dataclass, field
 
 from gateway.accounts import Run, billed_tokens, ending_of, outcome_of, receipt_of
 from gateway.core.auth import Authenticator
-from gateway.core.choice import Choice
 from gateway.core.deadlines import Deadlines
-from gateway.core.detokenizer import Detokenizer
 from gateway.core.ending import encode_ending
 from gateway.core.events import Event
 from gateway.core.request import Caller, GenerationRequest
 from gateway.core.validation import Options, check, check_prompt, class_of, prompt_room
 from gateway.live import LiveRequest
 from gateway.live_table import LiveTable
-from gateway.models import ModelBook, ServedModel
+from gateway.models import ModelBook
 from gateway.observation import GatewayMetrics
-from gateway.places import Places, Plan, Workers
-from gateway.prompts import Prompt, PromptEncoder
+from gateway.places import Places, Workers
+from gateway.planning import make_plan
+from gateway.prompts import PromptEncoder
 from gateway.settler import Settler
 from gateway.stores.quota import QuotaStore, Reservation, Settlement
 from gateway.ticker import Ticker
 from services.chassis.telemetry import inject, start_span, trace_id
 from services.domain.errors import DependencyDown, Draining, ErrorDetail, ServeError
-from services.domain.generation import Limits, StopParams
-from services.domain.ids import RequestId, RequestKey
-from services.rpc.gateway_values import Acquisition, Submission
+from services.domain.generation import Limits
+from services.domain.ids import RequestId, TenantId
 
 TRACEPARENT_CHARS = 55
 """Of a W3C traceparent: version, trace, span, flags."""
@@ -68,6 +66,8 @@ class Generate:
     ticker: Ticker = field(default_factory=Ticker)
     is_draining: bool = False
     """Admit nothing more."""
+    doubtful: set[TenantId] = field(default_factory=set)
+    """Tenants whose last reservation was refused."""
 
     async def run(
         self,
@@ -165,7 +165,7 @@ class Generate:
         return Run(live=live, request=request, span=span, traceparent=onward)
 
     async def _prepare(self, run: Run) -> None:
-        """Do everything before the request asks for a place."""
+        """Do everything up to the request's submission, or until only the place is missing."""
         request, tenant = run.request, run.live.tenant
         model = self.models.find(request.model)
         run.model = model.local.name
@@ -174,9 +174,24 @@ class Generate:
         room = prompt_room(request, tenant, options, model.profile)
         prompt = await self.encoder.encode(request, model, salt, room)
         stop = check_prompt(request, tenant, options, model.profile, len(prompt.ids))
+        plan = make_plan(
+            run,
+            model,
+            options,
+            stop,
+            prompt,
+            salt=salt,
+            request_class=class_of(request, len(prompt.ids), self.settings.long_from_tokens),
+        )
+        # The quota is reserved while the scheduler looks for a place, and no work begins before it is. A
+        # tenant that was refused last time is asked first, so that refusals cost the scheduler nothing.
+        is_doubtful = tenant.id in self.doubtful
+        if not is_doubtful:
+            run.live.ask(plan)
         await self._reserve(run, options.num_choices * stop.max_output_tokens + len(prompt.ids), options)
-        if run.live.error is None:
-            run.live.ask(self._plan(run, model, options, stop, prompt, salt))
+        if is_doubtful:
+            run.live.ask(plan)
+        run.live.allow()
 
     async def _reserve(self, run: Run, num_tokens: int, options: Options) -> None:
         live = run.live
@@ -192,72 +207,12 @@ class Generate:
                     idempotency_key=run.request.idempotency_key,
                 )
             )
-        except DependencyDown:
+        except ServeError as error:
+            self.doubtful.add(live.tenant.id)
+            live.is_reserved = isinstance(error, DependencyDown)
             raise
-        except ServeError:
-            live.is_reserved = False
-            raise
+        self.doubtful.discard(live.tenant.id)
         run.span.add_event("reserved")
-
-    def _plan(
-        self,
-        run: Run,
-        model: ServedModel,
-        options: Options,
-        stop: StopParams,
-        prompt: Prompt,
-        salt: bytes,
-    ) -> Plan:
-        request, live = run.request, run.live
-        keep_records = request.num_logprobs is not None or request.return_token_ids
-        tokenizer = model.local.tokenizer
-        return Plan(
-            acquisition=Acquisition(
-                key=RequestKey(live.id, 1),
-                tenant=live.tenant.id,
-                band=options.band,
-                request_class=class_of(request, len(prompt.ids), self.settings.long_from_tokens),
-                model=model.local.name,
-                num_prompt_tokens=len(prompt.ids),
-                max_output_tokens=stop.max_output_tokens,
-                num_choices=options.num_choices,
-                block_hashes=prompt.block_hashes,
-                limits=options.limits,
-                asked_at=time.monotonic(),
-                own_salt=bool(request.cache_salt),
-                cache_opt_out=request.cache_opt_out,
-                traceparent=run.traceparent,
-            ),
-            submission=Submission(
-                tenant=live.tenant.id,
-                band=options.band,
-                num_choices=options.num_choices,
-                prompt_ids=prompt.ids,
-                block_hashes=prompt.block_hashes,
-                salt=salt,
-                sampling=options.sampling,
-                stop=stop,
-                limits=options.limits,
-                cache_opt_out=request.cache_opt_out,
-                traceparent=run.traceparent,
-            ),
-            choices=[
-                Choice(
-                    index,
-                    Detokenizer(
-                        tokenizer.token_bytes,
-                        stops=options.stop,
-                        include_stop=request.include_stop,
-                        stop_token_ids=options.stop_token_ids,
-                        keep_records=keep_records,
-                    ),
-                )
-                for index in range(options.num_choices)
-            ],
-            model=model.local.name,
-            revision=model.state.revision,
-            cut_tokens=prompt.cut_tokens,
-        )
 
     def _close(self, run: Run) -> None:
         """Release everything the request holds: the one end of every request, from every state."""

@@ -1,27 +1,24 @@
 """One live request: the meeting point of scheduler, worker and the caller's stream.
 
-Links call it (`on_*`, never blocking); the use case takes events from it. It owns its place and its time
-limits, and lets go of the place the moment it fails. Knows nothing of quotas, transports or credentials.
+Links call it (`on_*`, never blocking); the use case takes events from it. It owns its time limits and its
+attempts, and lets go of its place the moment it fails. Knows nothing of quotas, transports or credentials.
 """
 
 import asyncio
-import dataclasses
 import time
 from collections.abc import Callable
 
+from gateway.attempts import Attempts
 from gateway.core.auth import Tenant
 from gateway.core.choice import Gap
 from gateway.core.deadlines import Deadlines
 from gateway.core.events import Event, Queued, Started, StillWaiting
-from gateway.places import Hold, Phase, Places, Plan, Workers
+from gateway.places import Phase, Places, Plan, Workers
 from gateway.ticker import Ticker
-from services.domain.errors import Code, ServeError, SlowReader, WorkerLost
+from services.domain.errors import ServeError, SlowReader, WorkerLost
 from services.domain.generation import FinishReason, Usage
-from services.domain.ids import RequestId, RequestKey, WorkerId
+from services.domain.ids import RequestId
 from services.rpc.gateway_values import EndReport, Placement, Tops
-
-MAX_ATTEMPTS = 3
-"""A placement that came to nothing before the worker accepted it is tried at most twice again."""
 
 
 class LiveRequest:
@@ -45,14 +42,19 @@ class LiveRequest:
         self.tenant = tenant
         self.arrived = arrived
         self.deadlines = deadlines
-        self.phase = Phase.PREPARING
-        self.attempt = 1
+        self.attempts = Attempts(
+            request_id,
+            arrived=arrived,
+            deadlines=deadlines,
+            places=places,
+            workers=workers,
+            mark=mark,
+            sink=self,
+        )
         self.plan: Plan | None = None
-        self.placement: Placement | None = None
         self.report: EndReport | None = None
         self.error: ServeError | None = None
         self.cached_tokens = 0
-        self.asked_at = self.placed_at = arrived
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
         self.waits: Queued | None = None
@@ -61,10 +63,8 @@ class LiveRequest:
         self.is_reserved = False
         """Whether the quota may hold something for it."""
         self._max_unread = max_unread_tokens
-        self._ticker, self._places, self._workers = ticker, places, workers
+        self._ticker = ticker
         self._on_slow, self._mark = on_slow, mark
-        self._hold: Hold | None = None
-        self._avoid: tuple[WorkerId, ...] = ()
         self._unread = 0
         self._is_waiting = False
         self._notices: list[Event] = []
@@ -95,10 +95,15 @@ class LiveRequest:
         )
 
     def ask(self, plan: Plan) -> None:
-        """Ask for a place."""
-        self.plan = plan
-        self.asked_at = plan.acquisition.asked_at
-        self._acquire()
+        """Ask for a place, unless it has failed already; it is used once `allow` was called."""
+        if self.error is None:
+            self.plan = plan
+            self.attempts.ask(plan)
+
+    def allow(self) -> None:
+        """What the request may cost is reserved: it may be given to a worker."""
+        if self.error is None:
+            self._retry(self.attempts.allow())
 
     async def wait(self) -> None:
         """Wait until there is something to take."""
@@ -126,7 +131,7 @@ class LiveRequest:
         """End it: the place is let go at once, the caller learns of it when it reads. Idempotent."""
         if self.error is None and not self.is_complete:
             self.error = error
-            self._let_go()
+            self.attempts.let_go()
             self._wake.set()
 
     def close(self) -> None:
@@ -134,39 +139,14 @@ class LiveRequest:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._let_go()
+        self.attempts.let_go()
 
-    def _let_go(self) -> None:
-        if self._hold is not None:
-            self._hold.cancel()
-            self._hold = None
-        elif self.phase is Phase.WAITING:
-            self._places.abandon(self._key)
-
-    @property
-    def _key(self) -> RequestKey:
-        return RequestKey(self.id, self.attempt)
-
-    def _acquire(self) -> None:
-        assert self.plan is not None
-        self.phase = Phase.WAITING
-        self.deadlines.has_place = False
-        self._places.acquire(
-            dataclasses.replace(self.plan.acquisition, key=self._key, avoid=self._avoid), self
-        )
-
-    def _acquire_again(self, error: ServeError) -> None:
-        """Try another place if this one came to nothing; otherwise fail."""
-        self._hold = None
-        may_retry = error.code in (Code.UNAVAILABLE, Code.ABORTED) and self.attempt < MAX_ATTEMPTS
-        if self.error is not None or self.first_token_at is not None or not may_retry:
-            self.fail(error)
+    def _retry(self, error: ServeError | None) -> None:
+        """Try another place if one came to nothing; fail where that is no use."""
+        if error is None:
             return
-        if error.code is Code.UNAVAILABLE and self.placement is not None:
-            self._avoid += (self.placement.worker,)
-        self.attempt += 1
-        self._mark("placed_again")
-        self._acquire()
+        if self.error is not None or self.first_token_at is not None or not self.attempts.again(error):
+            self.fail(error)
 
     def on_queued(self, position: int, expected_wait_s: float | None) -> None:
         self.waits = Queued(self.id, position, expected_wait_s)
@@ -176,24 +156,16 @@ class LiveRequest:
 
     def on_placed(self, placement: Placement) -> None:
         if self.error is not None or self.plan is None:
-            self._places.abandon(placement.key, placement.seq)
-            return
-        self.phase, self.placement, self.placed_at = Phase.PLACED, placement, time.monotonic()
-        self.deadlines.has_place = True
-        self._mark("placed")
-        submission = dataclasses.replace(self.plan.submission, limits=self.deadlines.left(time.monotonic()))
-        try:
-            self._hold = self._workers.submit(placement, submission, self)
-        except ServeError as error:
-            self._places.abandon(placement.key, placement.seq)
-            self._acquire_again(error)
+            self.attempts.refuse(placement)
+        else:
+            self._retry(self.attempts.placed(placement))
 
     def on_rejected(self, error: ServeError) -> None:
-        self.phase = Phase.PREPARING
+        self.attempts.rejected()
         self.fail(error)
 
     def on_accepted(self) -> None:
-        self.phase = Phase.RUNNING
+        self.attempts.accepted()
 
     def on_started(self, cached_tokens: int) -> None:
         if not self.has_started:
@@ -238,31 +210,32 @@ class LiveRequest:
         self._wake.set()
 
     def on_refused(self, error: ServeError) -> None:
-        self._acquire_again(error)
+        self.attempts.ended()
+        self._retry(error)
 
     def on_ended(self, report: EndReport) -> None:
-        self._hold = None
+        self.attempts.ended()
         if report.failure is not None:
             self.fail(report.failure)
         self.report = report
         self._wake.set()
 
     def on_lost(self, error: ServeError) -> None:
-        self._hold = None
         if self.plan is not None and all(choice.is_over for choice in self.plan.choices):
             # Every choice has ended; only the worker's own numbers are missing.
+            self.attempts.ended()
             self.report = EndReport()
             self._wake.set()
-        elif self.phase is Phase.PLACED:
-            if self.placement is not None:
-                self._places.abandon(self.placement.key, self.placement.seq)
-            self._acquire_again(error)
+            return
+        was_placed = self.attempts.phase is Phase.PLACED
+        self.attempts.lost()
+        if was_placed:
+            self._retry(error)
         else:
             self.fail(error if isinstance(error, WorkerLost) else WorkerLost(error.message))
 
     def _on_stop_string(self, choice: int) -> None:
-        if self._hold is not None:
-            self._hold.finish_choice(choice, FinishReason.STOP_STRING)
+        self.attempts.finish_choice(choice, FinishReason.STOP_STRING)
 
     def _started(self) -> Started:
         assert self.plan is not None

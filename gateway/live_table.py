@@ -22,6 +22,9 @@ class LiveTable:
     def __len__(self) -> int:
         return len(self._live)
 
+    def all(self) -> list[LiveRequest]:
+        return list(self._live.values())
+
     def check_room(self) -> None:
         """Refuse when the table is full.
 
@@ -60,13 +63,13 @@ class LiveTable:
         """Return for every state how many requests are in it and the age of its oldest, in seconds."""
         levels = {phase.value: (0, 0.0) for phase in Phase}
         for live in self._live.values():
-            num, age_s = levels[live.phase.value]
-            levels[live.phase.value] = (num + 1, max(age_s, now - live.arrived))
+            num, age_s = levels[live.attempts.phase.value]
+            levels[live.attempts.phase.value] = (num + 1, max(age_s, now - live.arrived))
         return levels
 
     def fail_all(self, make_error: Callable[[], ServeError]) -> None:
         """End every live request with an error of its own."""
-        for live in list(self._live.values()):
+        for live in self.all():
             live.fail(make_error())
 
     async def emptied(self) -> None:

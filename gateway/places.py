@@ -33,6 +33,10 @@ class Workers(Protocol):
     def submit(self, placement: Placement, submission: Submission, sink: TokenSink) -> Hold: ...
 
 
+class Sink(PlacementSink, TokenSink, Protocol):
+    """Who hears of a request's places and tokens."""
+
+
 class Phase(StrEnum):
     """Where a request is; each has its gauge."""
 

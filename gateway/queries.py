@@ -71,9 +71,10 @@ class Queries:
         """
         live = self.table.find(caller.tenant, request_id)
         if live is not None:
-            if live.phase in (Phase.PREPARING, Phase.WAITING) or live.placement is None:
+            attempts = live.attempts
+            if attempts.phase in (Phase.PREPARING, Phase.WAITING) or attempts.placement is None:
                 return live.waits or Queued(request_id, 0, None)
-            return InProgress(live.placement.worker, live.attempt, live.usage.output_tokens)
+            return InProgress(attempts.placement.worker, attempts.number, live.usage.output_tokens)
         ending = self.settler.pending_ending(caller.tenant, request_id)
         if ending is None:
             ending = await self.quota.ending(caller.tenant, request_id)

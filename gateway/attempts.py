@@ -1,0 +1,148 @@
+"""The attempts of one request to get a place and use it: asks, submits once it may, tries again, lets go.
+
+Owns the place; whatever a request holds of scheduler or worker is here. Knows nothing of tokens, of what the
+caller is told or of why a request ends.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+from gateway.core.deadlines import Deadlines
+from gateway.places import Hold, Phase, Places, Plan, Sink, Workers
+from services.domain.errors import Code, ServeError
+from services.domain.generation import FinishReason
+from services.domain.ids import RequestId, RequestKey, WorkerId
+from services.rpc.gateway_values import Placement
+
+MAX_ATTEMPTS = 3
+"""A placement that came to nothing before the worker accepted it is tried at most twice again."""
+
+
+class Attempts:
+    """Where one request stands between scheduler and worker.
+
+    Args:
+        mark: Told of each step, for the trace.
+        sink: Hears of places and tokens.
+    """
+
+    def __init__(
+        self,
+        request_id: RequestId,
+        *,
+        arrived: float,
+        deadlines: Deadlines,
+        places: Places,
+        workers: Workers,
+        mark: Callable[[str], None],
+        sink: Sink,
+    ) -> None:
+        self.number = 1
+        self.phase = Phase.PREPARING
+        self.placement: Placement | None = None
+        """The last one."""
+        self.asked_at = self.placed_at = arrived
+        self._request_id = request_id
+        self._deadlines = deadlines
+        self._places, self._workers, self._sink = places, workers, sink
+        self._mark = mark
+        self._plan: Plan | None = None
+        self._may_submit = False
+        self._unused: Placement | None = None
+        """A placement that was neither submitted nor given back."""
+        self._hold: Hold | None = None
+        self._avoid: tuple[WorkerId, ...] = ()
+
+    def ask(self, plan: Plan) -> None:
+        """Ask for a place, to be used once `allow` was called."""
+        self._plan = plan
+        self.asked_at = plan.acquisition.asked_at
+        self._acquire()
+
+    def allow(self) -> ServeError | None:
+        """A place may be used from now on, also one that is there already. Errors as in `placed`."""
+        self._may_submit = True
+        return self._submit()
+
+    def placed(self, placement: Placement) -> ServeError | None:
+        """There is a place: submit if allowed. Return why it came to nothing, if it did."""
+        self.phase, self.placement, self.placed_at = Phase.PLACED, placement, time.monotonic()
+        self._deadlines.has_place = True
+        self._mark("placed")
+        self._unused = placement
+        return self._submit()
+
+    def refuse(self, placement: Placement) -> None:
+        """Give back a placement that nobody wants any more."""
+        self._places.abandon(placement.key, placement.seq)
+
+    def rejected(self) -> None:
+        """The scheduler gives no place: there is nothing to let go."""
+        self.phase = Phase.PREPARING
+
+    def accepted(self) -> None:
+        self.phase = Phase.RUNNING
+
+    def ended(self) -> None:
+        """The worker holds nothing more."""
+        self._hold = None
+
+    def lost(self) -> None:
+        """The worker is gone; a placement that it did not accept is given back."""
+        self._hold = None
+        if self.phase is Phase.PLACED and self.placement is not None:
+            self.refuse(self.placement)
+
+    def again(self, error: ServeError) -> bool:
+        """Try another place after this one came to nothing by `error`; False when there is no use."""
+        self._hold = None
+        if error.code not in (Code.UNAVAILABLE, Code.ABORTED) or self.number >= MAX_ATTEMPTS:
+            return False
+        if error.code is Code.UNAVAILABLE and self.placement is not None:
+            self._avoid += (self.placement.worker,)
+        self.number += 1
+        self._mark("placed_again")
+        self._acquire()
+        return True
+
+    def finish_choice(self, choice: int, reason: FinishReason) -> None:
+        """Tell the worker that one choice has ended here."""
+        if self._hold is not None:
+            self._hold.finish_choice(choice, reason)
+
+    def let_go(self) -> None:
+        """Release whatever is held, from any state. Idempotent."""
+        if self._hold is not None:
+            self._hold.cancel()
+            self._hold = None
+        elif self._unused is not None:
+            self.refuse(self._unused)
+            self._unused = None
+        elif self.phase is Phase.WAITING:
+            self._places.abandon(self._key)
+
+    @property
+    def _key(self) -> RequestKey:
+        return RequestKey(self._request_id, self.number)
+
+    def _acquire(self) -> None:
+        assert self._plan is not None
+        self.phase = Phase.WAITING
+        self._deadlines.has_place = False
+        acquisition = dataclasses.replace(self._plan.acquisition, key=self._key, avoid=self._avoid)
+        self._places.acquire(acquisition, self._sink)
+
+    def _submit(self) -> ServeError | None:
+        placement = self._unused
+        if placement is None or not self._may_submit:
+            return None
+        assert self._plan is not None
+        self._unused = None
+        submission = dataclasses.replace(self._plan.submission, limits=self._deadlines.left(time.monotonic()))
+        try:
+            self._hold = self._workers.submit(placement, submission, self._sink)
+        except ServeError as error:
+            self.refuse(placement)
+            return error
+        return None

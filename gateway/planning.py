@@ -1,0 +1,80 @@
+"""Puts together what a request asks of scheduler and worker, and what makes text of the answer.
+
+Everything is resolved by then; nothing is decided here.
+"""
+
+import time
+
+from gateway.accounts import Run
+from gateway.core.choice import Choice
+from gateway.core.detokenizer import Detokenizer
+from gateway.core.validation import Options
+from gateway.models import ServedModel
+from gateway.places import Plan
+from gateway.prompts import Prompt
+from services.domain.generation import RequestClass, StopParams
+from services.domain.ids import RequestKey
+from services.rpc.gateway_values import Acquisition, Submission
+
+
+def make_plan(
+    run: Run,
+    model: ServedModel,
+    options: Options,
+    stop: StopParams,
+    prompt: Prompt,
+    *,
+    salt: bytes,
+    request_class: RequestClass,
+) -> Plan:
+    """Say what a checked and tokenised request asks of scheduler and worker, from now on."""
+    request, live = run.request, run.live
+    keep_records = request.num_logprobs is not None or request.return_token_ids
+    tokenizer = model.local.tokenizer
+    return Plan(
+        acquisition=Acquisition(
+            key=RequestKey(live.id, 1),
+            tenant=live.tenant.id,
+            band=options.band,
+            request_class=request_class,
+            model=model.local.name,
+            num_prompt_tokens=len(prompt.ids),
+            max_output_tokens=stop.max_output_tokens,
+            num_choices=options.num_choices,
+            block_hashes=prompt.block_hashes,
+            limits=options.limits,
+            asked_at=time.monotonic(),
+            own_salt=bool(request.cache_salt),
+            cache_opt_out=request.cache_opt_out,
+            traceparent=run.traceparent,
+        ),
+        submission=Submission(
+            tenant=live.tenant.id,
+            band=options.band,
+            num_choices=options.num_choices,
+            prompt_ids=prompt.ids,
+            block_hashes=prompt.block_hashes,
+            salt=salt,
+            sampling=options.sampling,
+            stop=stop,
+            limits=options.limits,
+            cache_opt_out=request.cache_opt_out,
+            traceparent=run.traceparent,
+        ),
+        choices=[
+            Choice(
+                index,
+                Detokenizer(
+                    tokenizer.token_bytes,
+                    stops=options.stop,
+                    include_stop=request.include_stop,
+                    stop_token_ids=options.stop_token_ids,
+                    keep_records=keep_records,
+                ),
+            )
+            for index in range(options.num_choices)
+        ],
+        model=model.local.name,
+        revision=model.state.revision,
+        cut_tokens=prompt.cut_tokens,
+    )
