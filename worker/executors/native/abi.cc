@@ -6,6 +6,7 @@
 #include <string>
 
 #include "engine.h"
+#include "packed.h"
 #include "vec.h"
 
 struct QuireEngine {
@@ -41,6 +42,27 @@ int64_t quire_sizeof(int32_t which) {
   constexpr int64_t sizes[] = {sizeof(QuireSlot),  sizeof(QuireOp),    sizeof(QuireWeight),
                                sizeof(QuireModel), sizeof(QuireBatch), sizeof(QuireSampleRow)};
   return which >= 0 && which < 6 ? sizes[which] : -1;
+}
+
+const char* quire_kernel_name(int32_t weight_kind, int32_t compute) { return quire::kernel_name(weight_kind, compute); }
+
+int64_t quire_packed_bytes(int32_t kind, int32_t rows, int32_t cols, int32_t group) {
+  int64_t num_bytes = -1;
+  guarded([&] { num_bytes = quire::packed_bytes(kind, rows, cols, group); });
+  return num_bytes;
+}
+
+int64_t quire_used_bytes(int32_t kind, int32_t rows, int32_t cols, int32_t group, const void* packed) {
+  return quire::used_bytes({kind, rows, cols, group, packed});
+}
+
+int32_t quire_pack_codes(int32_t kind, int32_t rows, int32_t cols, int32_t group, const uint8_t* codes,
+                         const float* scales, const float* offsets, void* out) {
+  return guarded([&] { quire::pack_codes(kind, rows, cols, group, codes, scales, offsets, out); });
+}
+
+int32_t quire_pack_floats(int32_t kind, int32_t rows, int32_t cols, const float* values, void* out) {
+  return guarded([&] { quire::pack_floats(kind, rows, cols, values, out); });
 }
 
 QuireEngine* quire_create(const QuireModel* model, int32_t num_threads) {

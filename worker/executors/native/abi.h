@@ -140,7 +140,10 @@ const char* quire_instruction_set();
 const char* quire_kernel_name(int32_t weight_kind, int32_t compute);
 
 // Packing. codes: [rows, cols] uint8; scales, offsets: [rows, cols / group]; values: [rows, cols].
+// packed_bytes is the room that packing needs, or -1 with quire_last_error; used_bytes what it took: offsets that are
+// all a multiple of their scales are not stored.
 int64_t quire_packed_bytes(int32_t kind, int32_t rows, int32_t cols, int32_t group);
+int64_t quire_used_bytes(int32_t kind, int32_t rows, int32_t cols, int32_t group, const void* packed);
 int32_t quire_pack_codes(int32_t kind, int32_t rows, int32_t cols, int32_t group, const uint8_t* codes,
                          const float* scales, const float* offsets, void* out);
 int32_t quire_pack_floats(int32_t kind, int32_t rows, int32_t cols, const float* values, void* out);

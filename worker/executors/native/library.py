@@ -167,6 +167,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "instruction_set": (c_char_p, []),
     "kernel_name": (c_char_p, [c_int32, c_int32]),
     "packed_bytes": (c_int64, [c_int32] * 4),
+    "used_bytes": (c_int64, [c_int32] * 4 + [c_void_p]),
     "pack_codes": (c_int32, [c_int32] * 4 + [c_void_p] * 4),
     "pack_floats": (c_int32, [c_int32] * 3 + [c_void_p] * 2),
     "create": (c_void_p, [POINTER(Model), c_int32]),

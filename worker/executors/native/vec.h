@@ -126,6 +126,9 @@ inline T fold_lanes(typename VectorOf<T, kLanes>::type v, Fold fold) {
 inline float sum_lanes(vf v) {
   return fold_lanes<float>(v, [](auto a, auto b) { return a + b; });
 }
+inline int32_t sum_lanes(vi v) {
+  return fold_lanes<int32_t>(v, [](auto a, auto b) { return a + b; });
+}
 inline float max_lanes(vf v) {
   return fold_lanes<float>(v, [](auto a, auto b) { return a > b ? a : b; });
 }

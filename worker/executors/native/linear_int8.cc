@@ -1,0 +1,188 @@
+// Quantised weights times int8 activations.
+//
+// An output element is a sum over groups of columns, in ascending order, of
+//   fma(integer dot product, x's scale * w's scale, sum), then fma(x's scaled sum, w's offset, sum) where offsets are.
+// Integers are exact and each element has its own sum, so it makes no difference how many rows a pass serves, nor
+// whether 4-bit codes are unpacked in registers (few rows) or once into a panel (many).
+
+#include "products.h"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "activations.h"
+#include "dot.h"
+#include "tiles.h"
+
+namespace quire {
+namespace {
+
+constexpr int64_t kPanelColumns = 1024;  // a panel of them is 16 KiB: it stays in the first-level cache
+
+// How a tile's codes of 4 columns (a quad) are read.
+struct PackedU4 {
+  using Dot = DotU4;
+  static constexpr int kBytesPerColumn = kTile / 2;
+  static vub quad(const uint8_t* lines, int quad, int vector) {
+    const vub line = load_as<vub>(lines + quad / 2 * kLineBytes + vector * kVectorBytes);
+    return (quad & 1 ? line >> 4 : line) & 15;
+  }
+};
+struct PanelU4 {
+  using Dot = DotU4;
+  static constexpr int kBytesPerColumn = kTile;
+  static vub quad(const uint8_t* lines, int quad, int vector) {
+    return load_as<vub>(lines + quad * kLineBytes + vector * kVectorBytes);
+  }
+};
+struct PackedU8 : PanelU4 {
+  using Dot = DotU8;
+};
+
+// Part of a tile: whole groups of kColumns columns (32, or 16 where weights have a scale for 16).
+struct Slice {
+  const uint8_t* codes;
+  const uint16_t* scales;  // of the tile's first column
+  int64_t first_group;
+  int64_t num_groups;
+  int groups_per_scale;
+};
+
+struct Rows {
+  const int8_t* codes;  // of the slice's first column
+  int64_t stride;
+  const GroupOfX* groups;  // of the slice's first group
+  int64_t groups_stride;
+};
+
+// Adds the slice's products with kRows rows to sums: [kRows, kTile].
+template <typename Source, int kColumns, bool kHasOffsets, int kRows>
+void multiply(const Slice& slice, const Rows& x, float* sums) {
+  using Dot = typename Source::Dot;
+  constexpr int kScaleStep = kHasOffsets ? 2 * kTile : kTile;
+  const uint8_t* codes = slice.codes;
+  const uint16_t* scales = slice.scales + slice.first_group / slice.groups_per_scale * kScaleStep;
+  int left = slice.groups_per_scale - static_cast<int>(slice.first_group % slice.groups_per_scale);
+  const int8_t* row[kRows];
+  const GroupOfX* group[kRows];
+  for (int m = 0; m < kRows; ++m) {
+    row[m] = x.codes + m * x.stride;
+    group[m] = x.groups + m * x.groups_stride;
+  }
+  for (int64_t g = 0; g < slice.num_groups; ++g) {
+    typename Dot::Sum dots[kRows][kVectorsPerTile];
+    int32_t correction[kRows];
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) {
+      constexpr bool kIsU4 = std::is_same_v<Source, PackedU4> || std::is_same_v<Source, PanelU4>;
+      correction[m] = !kIsU4 ? group[m][g].sum_times_minus_128 : kHasOffsets ? 0 : group[m][g].sum_times_minus_8;
+#pragma GCC unroll 16
+      for (int r = 0; r < kVectorsPerTile; ++r) dots[m][r] = Dot::start(correction[m]);
+    }
+#pragma GCC unroll 16
+    for (int q = 0; q < kColumns / 4; ++q) {
+      typename Dot::Codes w[kVectorsPerTile];
+#pragma GCC unroll 16
+      for (int r = 0; r < kVectorsPerTile; ++r) w[r] = Dot::prepare(Source::quad(codes, q, r));
+#pragma GCC unroll 16
+      for (int m = 0; m < kRows; ++m) {
+        const vb repeated = set1_bytes(row[m] + g * kColumns + 4 * q);
+#pragma GCC unroll 16
+        for (int r = 0; r < kVectorsPerTile; ++r) dots[m][r] = Dot::step(dots[m][r], w[r], repeated);
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kVectorsPerTile; ++r) {
+      const vf scale = load_f16(scales + r * kLanes);
+      const vf offset = kHasOffsets ? load_f16(scales + kTile + r * kLanes) : vf{};
+#pragma GCC unroll 16
+      for (int m = 0; m < kRows; ++m) {
+        float* sum = sums + m * kTile + r * kLanes;
+        const vf dot = to_float(Dot::finish(dots[m][r], correction[m]));
+        vf total = fma(dot, scale * group[m][g].scale, load(sum));
+        if (kHasOffsets) total = fma(set1(group[m][g].scaled_sum), offset, total);
+        store(sum, total);
+      }
+    }
+    codes += kColumns * Source::kBytesPerColumn;
+    if (--left == 0) {
+      left = slice.groups_per_scale;
+      scales += kScaleStep;
+    }
+  }
+}
+
+// Passes over num_rows rows, each of as many rows as there are left and the registers hold.
+template <typename Source, int kColumns, bool kHasOffsets>
+void multiply_rows(const Slice& slice, Rows x, int64_t num_rows, float* sums) {
+  const auto pass = [&](int64_t rows, auto function) {
+    for (; num_rows >= rows; num_rows -= rows) {
+      function(slice, x, sums);
+      x.codes += rows * x.stride;
+      x.groups += rows * x.groups_stride;
+      sums += rows * kTile;
+    }
+  };
+  if constexpr (kMaxPass > 4) pass(kMaxPass, multiply<Source, kColumns, kHasOffsets, kMaxPass>);
+  if constexpr (kMaxPass >= 4) pass(4, multiply<Source, kColumns, kHasOffsets, 4>);
+  pass(2, multiply<Source, kColumns, kHasOffsets, 2>);
+  pass(1, multiply<Source, kColumns, kHasOffsets, 1>);
+}
+
+void unpack_panel(const uint8_t* lines, int64_t num_columns, uint8_t* panel) {
+  for (int64_t q = 0; q < num_columns / 4; q += 2) {
+    for (int r = 0; r < kVectorsPerTile; ++r) {
+      store_as(panel + q * kLineBytes + r * kVectorBytes, PackedU4::quad(lines, 0, r));
+      store_as(panel + (q + 1) * kLineBytes + r * kVectorBytes, PackedU4::quad(lines, 1, r));
+    }
+    lines += kLineBytes;
+  }
+}
+
+template <int kColumns, bool kHasOffsets>
+void multiply_tile(const PackedCodes& weight, int64_t tile, const Rows& x, int64_t num_rows, float* sums) {
+  alignas(64) uint8_t panel[kPanelColumns * kTile];
+  const int64_t num_columns = static_cast<int64_t>(weight.num_groups) * weight.group;
+  std::memset(sums, 0, static_cast<size_t>(num_rows) * kTile * sizeof(float));
+  for (int64_t column = 0; column < num_columns; column += kPanelColumns) {
+    const int64_t columns = std::min(kPanelColumns, num_columns - column);
+    const uint8_t* codes = weight.codes(tile) + column * (weight.is_u4 ? kTile / 2 : kTile);
+    Slice slice{codes, weight.scales(tile), column / kColumns, columns / kColumns, weight.group / kColumns};
+    const Rows part{x.codes + column, x.stride, x.groups + column / kColumns, x.groups_stride};
+    if (!weight.is_u4) {
+      multiply_rows<PackedU8, kColumns, kHasOffsets>(slice, part, num_rows, sums);
+    } else if constexpr (kColumns == kActivationGroup) {
+      if (num_rows <= kMaxPass) {
+        multiply_rows<PackedU4, kColumns, kHasOffsets>(slice, part, num_rows, sums);
+      } else {
+        unpack_panel(codes, columns, panel);
+        slice.codes = panel;
+        multiply_rows<PanelU4, kColumns, kHasOffsets>(slice, part, num_rows, sums);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void linear_int8(Pool& pool, const QuireWeight& weight, Activations::State& x, const Output& out) {
+  const PackedCodes packed(weight);
+  const bool is_halved = packed.group < kActivationGroup;
+  if (is_halved) x.prepare_halves(pool);
+  const GroupOfX* groups = (is_halved ? x.halves : x.groups).get<GroupOfX>();
+  const int64_t groups_stride = x.num_groups() * (is_halved ? 2 : 1);
+  auto* multiply_one = is_halved             ? packed.has_offsets ? multiply_tile<16, true> : multiply_tile<16, false>
+                       : packed.has_offsets ? multiply_tile<32, true>
+                                             : multiply_tile<32, false>;
+  for_blocks(pool, packed.num_tiles, x.num_rows, kMaxPass, [&](int64_t tile, int64_t end, int64_t row, int64_t end_row) {
+    alignas(64) float sums[kMaxRowsPerItem * kTile];
+    const Rows rows{x.codes.get<int8_t>() + row * x.stride(), x.stride(), groups + row * groups_stride, groups_stride};
+    for (; tile < end; ++tile) {
+      multiply_one(packed, tile, rows, end_row - row, sums);
+      out.write(sums, packed.powers(tile), tile, row, end_row - row);
+    }
+  });
+}
+
+}  // namespace quire
