@@ -43,7 +43,7 @@ from services.chassis.metrics import Metrics, sample_loop_lag
 from services.chassis.probes import Probes
 from services.chassis.redis import connect
 from services.chassis.telemetry import configure_tracing
-from services.domain.errors import Draining, ErrorDetail
+from services.domain.errors import DependencyDown, Draining, ErrorDetail
 
 CLOSE_GRACE_S = 0.5
 """Seconds for the last statuses to reach their callers."""
@@ -82,6 +82,8 @@ async def serve(config: GatewayConfig, tenants: Sequence[TenantEntry], life: Lif
     probes = Probes(config.probe_port, is_ready=lambda: parts.is_ready, metrics=metrics, host=config.host)
     metrics.before_render(parts.observe_levels)
     async with probes:
+        with contextlib.suppress(DependencyDown):
+            await redis.execute("PING", limit_s=1.0)  # The first call would pay for the connection.
         await server.start()
         life.spawn(http.run(), name="http")
         life.spawn(_watch(parts, health), name="ready")

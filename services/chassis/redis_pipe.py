@@ -15,6 +15,8 @@ Value = str | bytes | int | float
 
 NUM_SLICES = 10
 """A limit is waited for in so many slices; a busy loop makes a slice last longer, and it counts no more."""
+NUM_ROUNDS = 4
+"""Turns of the loop that end a slice: so many may lie between a reply's arrival and its being read."""
 MAX_LIMITS = 20
 """Whatever Redis answers to others, a call ends after so many times its limit."""
 
@@ -54,7 +56,7 @@ class RedisPipe:
         self._slice = 0
         """Number of slices that were over while somebody waited."""
         self._heard = 0
-        """The slice of the last reply."""
+        """The slice of the last sign of life."""
         self.is_lost = False
         self._work = asyncio.create_task(self._run(), name="redis-pipe")
 
@@ -89,6 +91,7 @@ class RedisPipe:
     async def _run(self) -> None:
         try:
             await self._connection.connect()
+            self._heard = self._slice
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._write(), name="redis-write")
                 group.create_task(self._read(), name="redis-read")
@@ -121,9 +124,12 @@ class RedisPipe:
                     call.future.set_result(call.replies)
 
     def _arm(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._slice_s, self._on_slice)
+        self._timer = asyncio.get_running_loop().call_later(self._slice_s, self._on_slice, NUM_ROUNDS)
 
-    def _on_slice(self) -> None:
+    def _on_slice(self, num_rounds: int) -> None:
+        if num_rounds:
+            self._timer = asyncio.get_running_loop().call_later(0, self._on_slice, num_rounds - 1)
+            return
         self._timer = None
         if not self._calls:
             return
