@@ -54,13 +54,14 @@ async def serve(config: KvManagerConfig, caps: Mapping[TenantId, int], life: Lif
     metrics = Metrics()
     store = None if config.redis_url is None else connect(config.redis_url)
     copy = None if store is None else RedisIndexCopy(store)
-    policy = EvictionPolicy(order=config.eviction_order)
+    policy = EvictionPolicy(version=life.epoch, order=config.eviction_order, idle_ttl_s=config.idle_ttl_s)
     manager = Manager(
         caps=caps,
         policy=policy,
         metrics=IndexMetrics(metrics),
         copy=copy,
         expect_workers=config.expect_workers,
+        epoch=life.epoch,
     )
     service = KvManagerService(manager, config.name, lambda: life.epoch, BUILD)
     server = create_server(interceptors=[ErrorInterceptor()])
@@ -72,8 +73,7 @@ async def serve(config: KvManagerConfig, caps: Mapping[TenantId, int], life: Lif
     port = bind(server, f"{config.host}:{config.port}", credentials=credentials)
     probes = Probes(config.probe_port, is_ready=lambda: health.serving, metrics=metrics, host=config.host)
     async with probes:
-        if copy is not None:
-            await restore(manager, copy)
+        await restore(manager, copy)
         await server.start()
         life.spawn(_tick(manager), name="tick")
         life.spawn(sample_loop_lag(metrics), name="loop_lag")
@@ -91,14 +91,18 @@ async def serve(config: KvManagerConfig, caps: Mapping[TenantId, int], life: Lif
         await store.close()
 
 
-async def restore(manager: Manager, copy: IndexCopy) -> None:
+async def restore(manager: Manager, copy: IndexCopy | None) -> None:
     """Read the copy once; where it cannot be read, the workers' snapshots do alone."""
+    if copy is None:
+        manager.history_unknown(time.monotonic())
+        return
     try:
         with span("kvmanager.restore"):
             async with asyncio.timeout(RESTORE_LIMIT_S):
                 copied = await copy.load()
     except (DependencyDown, TimeoutError) as error:
         _log.warning("index_copy_unreadable", error=type(error).__name__)
+        manager.history_unknown(time.monotonic())
         return
     manager.restore(copied, time.monotonic())
 

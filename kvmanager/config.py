@@ -35,9 +35,12 @@ class KvManagerConfig:
     """TENANT=PAGES: most KV pages of a tenant over all workers; goes before the file's kv_pages."""
     expect_workers: int = 1
     """Workers that will come: as they start each gets an equal slice of a tenant's cap. One that comes beside
-    them gets its share a few seconds later."""
+    them gets its share once the others have given it up."""
     eviction_order: EvictionOrder = EvictionOrder.LRU
     """In which order workers give up cached blocks."""
+    idle_ttl_s: float | None = None
+    """Seconds after which workers give up a cached block that nobody has used; without it only when its page
+    is needed."""
     tls_cert: Path | None = None
     """Certificate chain for TLS (PEM)."""
     tls_key: Path | None = None
@@ -53,6 +56,8 @@ class KvManagerConfig:
         check_range("port", self.port, 0, 65535)
         check_range("probe_port", self.probe_port, 0, 65535)
         check_range("expect_workers", self.expect_workers, 1, 10_000)
+        if self.idle_ttl_s is not None:
+            check_range("idle_ttl_s", self.idle_ttl_s, 1.0, 31_536_000.0)
         if self.log_level not in LEVELS:
             raise ValueError(f"log_level must be one of {', '.join(LEVELS)}, got {self.log_level}")
         if (self.tls_cert is None) != (self.tls_key is None):

@@ -12,15 +12,17 @@ import structlog
 from kvmanager.copy_writer import CopyWriter
 from kvmanager.core.eviction_policy import EvictionPolicy
 from kvmanager.core.index_copy import CopiedWorker, IndexCopy
-from kvmanager.core.miss_reason import AskedHistory, HistoryBounds, Missed, RemovalHistory, explain_miss
+from kvmanager.core.miss_reason import HistoryBounds
 from kvmanager.core.prefix_index import PrefixIndex, WorkerKey
-from kvmanager.core.slices import SliceBook
+from kvmanager.core.slices import GONE_HOLD_S, SliceBook
 from kvmanager.core.worker_feed import Step, WorkerFeed
-from kvmanager.messages import Answer, CacheChange, Query, SnapshotPart, WorkerLink, WorkerStatus
+from kvmanager.lookup import Lookup
+from kvmanager.messages import CacheChange, SnapshotPart, WorkerLink, WorkerStatus
 from kvmanager.metrics import IndexMetrics
 from services.domain.errors import StaleAttempt
-from services.domain.ids import Epoch, Namespace, TenantId, WorkerId
+from services.domain.ids import Epoch, TenantId, WorkerId
 from services.domain.miss_reason import MissReason
+from services.domain.slices import SlicesInForce
 
 DROP_AFTER_S = 3.0
 """Seconds of silence after which a worker without a stream is dropped; with the tick, inside 4 s."""
@@ -43,6 +45,7 @@ class _Worker:
     drop_after_s: float = DROP_AFTER_S
     link: WorkerLink | None = None
     from_copy: bool = False
+    policy_version: int = 0
     tenant_pages: dict[TenantId, int] = field(default_factory=dict)
 
 
@@ -58,25 +61,30 @@ class Manager:
         copy: IndexCopy | None = None,
         bounds: HistoryBounds | None = None,
         expect_workers: int = 1,
+        epoch: int = 1,
     ) -> None:
-        bounds = bounds or HistoryBounds()
+        """Args:
+        epoch: This boot, larger than those before: versions of slices begin above it.
+        """
         self.index = PrefixIndex()
+        self.lookup = Lookup(self.index, metrics, bounds or HistoryBounds())
         self.writer = None if copy is None else CopyWriter(copy, self.index)
-        self.num_queries = 0
-        self.num_hits = 0
-        self._caps = dict(caps)
-        self._slices = SliceBook(caps, expect_workers=expect_workers)
-        self._slices_version = 0
+        self.caps = dict(caps)
+        self._slices = SliceBook(caps, expect_workers=expect_workers, first_version=epoch)
         self._policy = policy
         self._metrics = metrics
         self._workers: dict[WorkerId, _Worker] = {}
         self._epochs: dict[WorkerId, Epoch] = {}
-        self._removals = RemovalHistory(bounds)
-        self._asked = AskedHistory(bounds)
+        self._copied_until: dict[WorkerId, float] = {}
+        """Workers that were dropped as silent: until then the copy names them, for their slices count."""
 
     def restore(self, copied: list[CopiedWorker], now: float) -> None:
-        """Take in what the copy knows; it serves until the workers' own snapshots arrive."""
+        """Take in what the copy knows; it serves until the workers' own snapshots arrive.
+
+        What slices they keep to it does not know: until they are back none is given out.
+        """
         for one in copied:
+            self._slices.expect_back(one.key.worker, now)
             if one.key.worker in self._workers:
                 continue
             self.index.put_worker(one.key)
@@ -86,7 +94,15 @@ class Manager:
             )
         _log.info("index_restored", num_workers=len(copied), num_blocks=sum(len(c.blocks) for c in copied))
 
-    def connect(self, key: WorkerKey, total_pages: int, link: WorkerLink, now: float) -> None:
+    def history_unknown(self, now: float) -> None:
+        """Note that workers may keep to slices of an earlier boot, and that no copy names them."""
+        if self.caps:
+            self._slices.expect_back(None, now)
+            _log.warning("slices_held_back", seconds=GONE_HOLD_S)
+
+    def connect(
+        self, key: WorkerKey, total_pages: int, said: SlicesInForce, link: WorkerLink, now: float
+    ) -> None:
         """Take in a worker's hello: a new boot begins empty, the same boot goes on by number.
 
         Raises:
@@ -111,9 +127,11 @@ class Manager:
             self._copy_whole(key.worker)
         known.link, known.last_seen, known.drop_after_s = link, now, DROP_AFTER_S
         known.feed.reconnected(now)
-        self._slices.add_worker(key.worker, total_pages, now, same_boot=same_boot)
+        self._copied_until.pop(key.worker, None)
+        self._slices.add_worker(key.worker, total_pages, said, now)
         link.push_policy(self._policy)
-        self._push_slices(known)
+        self._push_slices(key.worker)
+        self._move_slices(now)
         _log.info("worker_connected", worker=key.worker, epoch=key.epoch, same_boot=same_boot)
 
     def disconnect(self, worker: WorkerId, link: WorkerLink, now: float) -> None:
@@ -161,32 +179,31 @@ class Manager:
         whole = known.feed.offer_snapshot(part.seq, part.blocks, first=part.first, more=part.more)
         if whole is not None:
             before = self.index.replace(worker, whole)
-            self._removals.removed(before - whole, MissReason.EVICTED_FOR_SPACE)
+            self.lookup.removals.removed(before - whole, MissReason.EVICTED_FOR_SPACE)
             known.from_copy = False
             self._copy_whole(worker)
             self._metrics.snapshots.add()
             _log.info("index_snapshot", worker=worker, num_blocks=len(whole), seq=part.seq)
         self._saw(known, now)
 
-    def match(self, query: Query) -> Answer:
-        """Find the longest cached prefixes of a prompt and say why they are not longer."""
-        namespace = None if query.namespace is None else Namespace(query.namespace)
-        matches = self.index.longest_prefixes(query.hashes, namespace)
-        num_cached = max((match.num_blocks for match in matches), default=0)
-        whole = num_cached == len(query.hashes)
-        missed = Missed(
-            tenant=query.tenant,
-            hashes=query.hashes,
-            num_cached=num_cached,
-            own_salt=query.own_salt,
-            held_elsewhere=not whole and self.index.is_held(query.hashes[num_cached], namespace),
-        )
-        reason = explain_miss(missed, self._removals, self._asked)
-        self._asked.note(query.tenant, query.hashes)
-        self._count(num_cached > 0, reason)
-        return Answer(
-            matches=matches, miss_reason=reason, num_cached=num_cached, index_version=self.index.version
-        )
+    def on_slices(self, worker: WorkerId, link: WorkerLink, said: SlicesInForce, now: float) -> None:
+        """Take a worker's word for the slices it keeps to: what it gave up goes to who needs it."""
+        known = self._by_link(worker, link)
+        if known is not None:
+            self._slices.applied(worker, said, now)
+            self._move_slices(now)
+            self._saw(known, now)
+
+    def on_policy(self, worker: WorkerId, link: WorkerLink, version: int, refusal: str, now: float) -> None:
+        """Note whether a worker follows a policy."""
+        known = self._by_link(worker, link)
+        if known is None:
+            return
+        if refusal:
+            _log.error("eviction_policy_refused", worker=worker, version=version, why=refusal)
+        else:
+            known.policy_version = version
+        self._saw(known, now)
 
     def status(self, now: float) -> list[WorkerStatus]:
         return [
@@ -197,6 +214,7 @@ class Manager:
                 from_copy=known.from_copy,
                 silent_s=max(0.0, now - known.last_seen),
                 tenant_pages=known.tenant_pages,
+                policy_version=known.policy_version,
             )
             for worker, known in self._workers.items()
         ]
@@ -206,17 +224,17 @@ class Manager:
         for known in list(self._workers.values()):
             if known.link is None and now - known.last_seen > known.drop_after_s:
                 self._drop(known, now, reason="silent")
-        for worker in self._slices.rebalance(now):
-            changed = self._workers.get(worker)
-            if changed is not None:
-                self._push_slices(changed)
+        for worker in [worker for worker, until in self._copied_until.items() if until <= now]:
+            del self._copied_until[worker]
+            self._copy_whole(worker)
+        self._move_slices(now)
         self._set_gauges(now)
 
     def _apply(self, known: _Worker, change: CacheChange) -> None:
         worker = known.key.worker
         if change.removed:
             self.index.remove(worker, change.removed)
-            self._removals.removed(change.removed, change.removal_reason)
+            self.lookup.removals.removed(change.removed, change.removal_reason)
         if change.stored:
             self.index.add(worker, change.stored)
         if self.writer is not None and (change.stored or change.removed):
@@ -224,7 +242,7 @@ class Manager:
         known.tenant_pages.update(change.tenant_pages)
         for tenant in [t for t, pages in known.tenant_pages.items() if not pages]:
             del known.tenant_pages[tenant]
-        self._slices.report(worker, change.tenant_pages, change.wants_more)
+        self._slices.report(worker, change.tenant_pages)
 
     def _saw(self, known: _Worker, now: float) -> None:
         known.last_seen = now
@@ -235,18 +253,26 @@ class Manager:
 
     def _drop(self, known: _Worker, now: float, *, reason: str) -> None:
         worker = known.key.worker
-        self._removals.worker_gone(self.index.drop_worker(worker))
+        self.lookup.removals.worker_gone(self.index.drop_worker(worker))
         self._slices.lose_worker(worker, now)
         del self._workers[worker]
-        self._copy_whole(worker)
+        if reason == "silent" and self.caps:
+            self._copied_until[worker] = now + GONE_HOLD_S
+        else:
+            self._copy_whole(worker)
         self._metrics.blocks.set(0, worker)
         self._metrics.staleness.set(0, worker)
         _log.info("worker_dropped", worker=worker, epoch=known.key.epoch, reason=reason)
 
-    def _push_slices(self, known: _Worker) -> None:
-        if self._caps and known.link is not None:
-            self._slices_version += 1
-            known.link.push_slices(self._slices_version, self._slices.limits_of(known.key.worker))
+    def _move_slices(self, now: float) -> None:
+        for worker in self._slices.rebalance(now):
+            self._push_slices(worker)
+
+    def _push_slices(self, worker: WorkerId) -> None:
+        known = self._workers.get(worker)
+        if known is not None and known.link is not None:
+            version, max_pages = self._slices.push(worker)
+            known.link.push_slices(version, max_pages, self.caps)
 
     def _copy_whole(self, worker: WorkerId) -> None:
         if self.writer is not None:
@@ -257,19 +283,11 @@ class Manager:
         known = self._workers.get(worker)
         return known if known is not None and known.link is link else None
 
-    def _count(self, hit: bool, reason: MissReason) -> None:
-        self.num_queries += 1
-        self.num_hits += hit
-        self._metrics.queries.add()
-        self._metrics.hits.add(int(hit))
-        if reason is not MissReason.NONE:
-            self._metrics.misses.add(1, reason.value)
-
     def _set_gauges(self, now: float) -> None:
         for worker, known in self._workers.items():
             self._metrics.blocks.set(len(self.index.blocks_of(worker)), worker)
             self._metrics.staleness.set(max(0.0, now - known.in_sync_at), worker)
-        for tenant in self._caps:
+        for tenant in self.caps:
             self._metrics.slice_pages.set(self._slices.in_force(tenant), tenant)
         behind = None if self.writer is None else self.writer.is_behind_since
         self._metrics.copy_behind.set(0.0 if behind is None else max(0.0, now - behind))

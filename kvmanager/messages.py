@@ -23,7 +23,6 @@ class CacheChange:
     removal_reason: MissReason = MissReason.EVICTED_FOR_SPACE
     tenant_pages: Mapping[TenantId, int]
     """Pages that tenants hold now, where it changed."""
-    wants_more: frozenset[TenantId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +71,16 @@ class WorkerStatus:
     silent_s: float
     """Seconds since its last message."""
     tenant_pages: Mapping[TenantId, int]
+    policy_version: int
+    """Of the policy it follows; 0 when it has not said so."""
 
 
 class WorkerLink(Protocol):
     """The way to one worker. Nothing here waits or fails; a broken link ends by itself."""
 
-    def push_slices(self, version: int, max_pages: Mapping[TenantId, int]) -> None: ...
+    def push_slices(
+        self, version: int, max_pages: Mapping[TenantId, int], caps: Mapping[TenantId, int]
+    ) -> None: ...
 
     def push_policy(self, policy: EvictionPolicy) -> None: ...
 

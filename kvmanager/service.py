@@ -24,6 +24,7 @@ from services.domain.errors import Draining, InvalidField
 from services.domain.ids import Epoch, Namespace, TenantId, WorkerId
 from services.domain.miss_reason import MissReason
 from services.rpc.convert import check_peer, hashes_from_pb, miss_reason_to_pb, peer_to_pb
+from services.rpc.slices import slices_from_pb
 
 SERVICE_NAME: str = pb.DESCRIPTOR.services_by_name["KvManagerService"].full_name
 
@@ -65,7 +66,8 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
         key = WorkerKey(worker, Epoch(peer.epoch), Namespace(first.hello.namespace))
         link = _GrpcLink()
         link.outbox.put_nowait(pb.ConnectWorkerResponse(welcome=pb.WorkerWelcome(peer=self._peer())))
-        self._manager.connect(key, first.hello.total_pages, link, time.monotonic())
+        said = slices_from_pb(first.hello.slices)
+        self._manager.connect(key, first.hello.total_pages, said, link, time.monotonic())
         self._outboxes.add(link.outbox)
         try:
             await serve_duplex(
@@ -86,6 +88,8 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
         check_peer(first.hello)
         outbox: Outbox[pb.MatchResponse] = Outbox()
         outbox.put_nowait(pb.MatchResponse(welcome=self._peer()))
+        caps = {str(tenant): pages for tenant, pages in self._manager.caps.items()}
+        outbox.put_nowait(pb.MatchResponse(caps=pb.Caps(max_pages=caps)))
         _log.info("scheduler_connected", scheduler=first.hello.name, epoch=first.hello.epoch)
 
         def on_message(message: pb.MatchRequest) -> None:
@@ -112,11 +116,12 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
                     from_copy=one.from_copy,
                     last_seen_ms=round(one.silent_s * 1000),
                     tenant_pages={str(tenant): pages for tenant, pages in one.tenant_pages.items()},
+                    policy_version=one.policy_version,
                 )
                 for one in self._manager.status(time.monotonic())
             ],
-            queries_total=self._manager.num_queries,
-            hits_total=self._manager.num_hits,
+            queries_total=self._manager.lookup.num_queries,
+            hits_total=self._manager.lookup.num_hits,
             index_version=self._manager.index.version,
         )
 
@@ -138,6 +143,11 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
                     self._manager.on_change(worker, link, _change(message.events), now)
                 case "snapshot":
                     self._manager.on_snapshot(worker, link, _snapshot_part(message.snapshot), now)
+                case "slices":
+                    self._manager.on_slices(worker, link, slices_from_pb(message.slices), now)
+                case "policy":
+                    answer = message.policy
+                    self._manager.on_policy(worker, link, answer.version, answer.refusal, now)
                 case _:
                     self._manager.on_heartbeat(worker, link, now)
         except InvalidField as error:
@@ -161,7 +171,7 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
         return answer
 
     def _answer(self, query: pb.MatchQuery) -> pb.MatchAnswer:
-        answer = self._manager.match(
+        answer = self._manager.lookup.match(
             Query(
                 hashes=hashes_from_pb(query.hashes),
                 tenant=TenantId(query.tenant),
@@ -190,13 +200,22 @@ class _GrpcLink:
     def __init__(self) -> None:
         self.outbox: Outbox[pb.ConnectWorkerResponse] = Outbox()
 
-    def push_slices(self, version: int, max_pages: Mapping[TenantId, int]) -> None:
-        slices = [pb.Slice(tenant=tenant, max_pages=pages) for tenant, pages in max_pages.items()]
+    def push_slices(
+        self, version: int, max_pages: Mapping[TenantId, int], caps: Mapping[TenantId, int]
+    ) -> None:
+        slices = [
+            pb.Slice(tenant=tenant, max_pages=pages, cap=caps[tenant]) for tenant, pages in max_pages.items()
+        ]
         self.outbox.put_nowait(pb.ConnectWorkerResponse(slices=pb.Slices(version=version, slices=slices)))
 
     def push_policy(self, policy: EvictionPolicy) -> None:
         order = _EVICTION_ORDERS[policy.order]
-        message = pb.Policy(version=policy.version, eviction_order=order)
+        ttl_s = policy.idle_ttl_s
+        message = pb.Policy(
+            version=policy.version,
+            eviction_order=order,
+            idle_ttl_ms=None if ttl_s is None else round(ttl_s * 1000),
+        )
         self.outbox.put_nowait(pb.ConnectWorkerResponse(policy=message))
 
     def ask_snapshot(self) -> None:
@@ -213,7 +232,6 @@ def _change(events: pb.Events) -> CacheChange:
         removed=hashes_from_pb(events.removed),
         removal_reason=_REMOVAL_REASONS.get(events.removal_reason, MissReason.EVICTED_FOR_SPACE),
         tenant_pages={TenantId(tenant): pages for tenant, pages in events.tenant_pages.items()},
-        wants_more=frozenset(TenantId(tenant) for tenant in events.wants_more),
     )
 
 

@@ -48,6 +48,8 @@ from worker.telemetry import RequestTelemetry, StepMetrics
 
 WATCH_S = 0.25
 """Seconds between two looks for silent gateways, late placements and a stuck engine."""
+FIRST_SLICES_S = 2.0
+"""Seconds in which the kvmanager says what tenants may hold; then the worker takes requests without."""
 LAST_WORD_S = 1.0
 """Seconds in which gateways take what is said to them at the end."""
 LINGER_S = 0.3
@@ -112,7 +114,7 @@ class Worker:
 
     async def _serve(self, loaded: Loaded) -> None:
         parts = await self._wire(loaded)
-        self._connect(parts)
+        await self._connect(parts)
         self._health.set_serving()
         self.serving.set()
         _log.info("serving", address=self._address(), model=self._config.model_name)
@@ -191,14 +193,23 @@ class Worker:
         await engine.start()
         return parts
 
-    def _connect(self, parts: _Parts) -> None:
+    async def _connect(self, parts: _Parts) -> None:
         spawn = self._lifecycle.spawn
-        if parts.scheduler is not None:
-            spawn(parts.scheduler.run(), name="scheduler-link")
         if parts.kvmanager is not None:
             spawn(parts.kvmanager.run(), name="kvmanager-link")
+            await self._first_slices(parts.kvmanager)
+        if parts.scheduler is not None:
+            spawn(parts.scheduler.run(), name="scheduler-link")
         spawn(sample_loop_lag(self._metrics), name="loop-lag")
         spawn(self._watch(parts), name="watch")
+
+    async def _first_slices(self, kvmanager: WorkerKvManagerLink) -> None:
+        """Wait for slices before anything is placed here; without a kvmanager not for long."""
+        try:
+            async with asyncio.timeout(FIRST_SLICES_S):
+                await kvmanager.has_slices.wait()
+        except TimeoutError:
+            _log.warning("no_slices", waited_s=FIRST_SLICES_S, effect="tenants are not bounded here yet")
 
     def _wake(self, parts: _Parts, facts: WorkerFacts) -> None:
         """Be another boot: peers have given this one up while it did not run."""

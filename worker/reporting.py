@@ -5,13 +5,15 @@ Knows both links by their small interfaces; knows nothing of gateways, streams o
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from services.domain.ids import BlockHash, RequestKey, TenantId
+from services.domain.slices import NO_SLICES, SliceInForce, SlicesInForce
 from services.rpc.worker_scheduler_link import Load, TokensUsed
 from worker.async_engine import AsyncEngine
-from worker.engine.commands import Drain, SetRanks, SetSlices
-from worker.engine.kv_events import Removed
+from worker.engine.commands import Drain, SetIdleTtl, SetRanks, SetSlices
+from worker.engine.kv_events import RemovalReason, Removed
 from worker.engine.outputs import Accepted, Ended, Refused, StepOutputs, StepStats
 from worker.placements import PlacementBook
 
@@ -151,11 +153,13 @@ class LoadReport:
 class KvFeed(Protocol):
     """The kvmanager's link, as far as steps feed it."""
 
-    def removed(self, block: BlockHash) -> None: ...
+    def removed(self, block: BlockHash, *, by_policy: bool) -> None: ...
 
     def stored(self, block: BlockHash) -> None: ...
 
-    def flush_soon(self, tenant_pages: Mapping[TenantId, int], wants_more: Sequence[TenantId]) -> None: ...
+    def flush_soon(self, tenant_pages: Mapping[TenantId, int]) -> None: ...
+
+    def slices_changed(self, slices: SlicesInForce) -> None: ...
 
 
 class KvReport:
@@ -164,6 +168,9 @@ class KvReport:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         self._feed: KvFeed | None = None
+        self._slices = NO_SLICES
+        self._posted: list[SetSlices] = []
+        """Slices given to the engine and not applied."""
 
     def tell(self, feed: KvFeed) -> None:
         """Tell `feed` what every step publishes and removes from now on."""
@@ -175,15 +182,40 @@ class KvReport:
         assert self._feed is not None
         for event in outputs.kv_events:
             if isinstance(event, Removed):
-                self._feed.removed(event.hash)
+                self._feed.removed(event.hash, by_policy=event.why is RemovalReason.IDLE)
             else:
                 self._feed.stored(event.hash)
         if outputs.kv_events or outputs.tenant_pages:
-            self._feed.flush_soon(outputs.tenant_pages, outputs.wants_more)
+            self._feed.flush_soon(outputs.tenant_pages)
+        if outputs.slices is not None:
+            self._slices = outputs.slices
+            self._posted = [one for one in self._posted if one.version > outputs.slices.version]
+            self._feed.slices_changed(outputs.slices)
 
-    def set_slices(self, max_pages: Mapping[TenantId, int], default_max: int | None) -> None:
+    def set_slices(
+        self,
+        version: int,
+        max_pages: Mapping[TenantId, int],
+        caps: Mapping[TenantId, int],
+        default_max: int | None,
+    ) -> None:
         """Replace the tenants' slices."""
-        self._engine.post(SetSlices(max_pages, default_max))
+        slices = SetSlices(max_pages, default_max, version, caps)
+        self._posted.append(slices)
+        self._engine.post(slices)
+
+    def slices(self) -> SlicesInForce:
+        """Return what is kept to; of what is given to the engine and not applied the most that it allows."""
+        tenants = dict(self._slices.tenants)
+        for tenant, pages in ((t, p) for one in self._posted for t, p in one.max_pages.items()):
+            known = tenants.get(tenant) or SliceInForce(max_pages=0, bound=0, held=0)
+            bound = max(known.bound, pages)
+            tenants[tenant] = replace(known, max_pages=max(known.max_pages, pages), bound=bound)
+        return SlicesInForce(version=self._slices.version, tenants=tenants)
+
+    def set_idle_ttl(self, idle_ttl_s: float | None) -> None:
+        """Give up cached pages that nobody has used for so long."""
+        self._engine.post(SetIdleTtl(idle_ttl_s))
 
     def snapshot(self, reply: Callable[[Sequence[BlockHash]], None]) -> None:
         """Give every published block to `reply`, after all changes told until then."""

@@ -1,4 +1,4 @@
-"""In which order workers give up cached blocks when they need pages. Pushed to them; they do it.
+"""In which order workers give up cached blocks, and when at the latest. Pushed to them; they do it.
 
 Pure. Knows orders by name; does not know pages.
 """
@@ -16,7 +16,9 @@ class EvictionOrder(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictionPolicy:
-    """One version of the policy; workers follow the highest version they were given."""
+    """One version of the policy; workers follow the last one they were given, and say so."""
 
     version: int = 1
     order: EvictionOrder = EvictionOrder.LRU
+    idle_ttl_s: float | None = None
+    """Seconds after which a cached block goes that nobody has used; None: only when its page is needed."""

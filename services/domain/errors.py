@@ -105,6 +105,15 @@ class QuotaExceeded(ServeError):
     reason = "QUOTA_EXCEEDED"
 
 
+def over_cap(need: int, cap: int, usage: Usage | None) -> QuotaExceeded:
+    """Return the refusal of a request that needs more KV pages than its tenant may ever hold."""
+    numbers = {"what": "KV pages", "need": str(need), "limit": str(cap)}
+    return QuotaExceeded(
+        f"the request needs {need} KV pages, the tenant may hold {cap}",
+        ErrorDetail(quota="tenant/kv_pages", usage=usage, metadata=numbers),
+    )
+
+
 class QueueFull(ServeError):
     """The scheduler's queue is at its bound (-> RESOURCE_EXHAUSTED)."""
 

@@ -16,3 +16,5 @@ class MissReason(StrEnum):
     OPT_OUT = "opt_out"
     FIRST_DIFFERENCE = "first_difference"
     UNKNOWN = "unknown"
+    IN_FLIGHT = "in_flight"
+    """An earlier request asked for it a moment ago: it is being computed and in no cache yet."""

@@ -1,7 +1,8 @@
 """A worker's stream to the kvmanager: numbered changes of what its pool has published, and snapshots.
 
-Nothing waits for it: without a kvmanager the worker goes on under its last slices. Does not know pages; it is
-told which blocks came and went, in order.
+Slices and policy come back, and what the worker keeps to of them is said again: when it changes, and in the
+hello of every stream. Nothing waits for it: without a kvmanager the worker goes on under its last slices.
+Does not know pages; it is told which blocks came and went, in order.
 """
 
 import asyncio
@@ -17,7 +18,9 @@ from protos.kvmanager.v1 import kvmanager_pb2_grpc
 from services.chassis.stream import Outbox, keep_connected, run_duplex
 from services.domain.block_hash import DIGEST_BYTES
 from services.domain.ids import BlockHash, Epoch, TenantId
+from services.domain.slices import SlicesInForce
 from services.rpc.convert import check_peer
+from services.rpc.slices import slices_to_pb
 from services.rpc.worker_facts import WorkerFacts
 
 GATHER_S = 0.05
@@ -33,7 +36,20 @@ _log = structlog.get_logger()
 class KvControl(Protocol):
     """The engine, as far as the kvmanager has a say in it."""
 
-    def set_slices(self, max_pages: Mapping[TenantId, int], default_max: int | None) -> None: ...
+    def set_slices(
+        self,
+        version: int,
+        max_pages: Mapping[TenantId, int],
+        caps: Mapping[TenantId, int],
+        default_max: int | None,
+    ) -> None:
+        """Replace the tenants' slices; `slices_changed` is called once they are applied."""
+
+    def slices(self) -> SlicesInForce:
+        """Return what is kept to now, slices that were set and are not applied included."""
+
+    def set_idle_ttl(self, idle_ttl_s: float | None) -> None:
+        """Give up cached blocks that nobody has used for so long; None: never for that."""
 
     def snapshot(self, reply: Callable[[Sequence[BlockHash]], None]) -> None:
         """Give every published block to `reply`, on the loop, after all changes told until then."""
@@ -55,8 +71,11 @@ class WorkerKvManagerLink:
         self._ring: deque[pb.Events] = deque(maxlen=RING_MESSAGES)
         self._stored: dict[BlockHash, None] = {}
         self._removed: dict[BlockHash, None] = {}
+        self._by_policy = False
+        """Why those in `_removed` went: one message has one reason."""
         self._tenant_pages: dict[TenantId, int] = {}
-        self._wants_more: dict[TenantId, None] = {}
+        self.has_slices = asyncio.Event()
+        """Set when the first slices of this process's life have come."""
 
     async def run(self) -> NoReturn:
         """Keep the stream up until cancelled."""
@@ -70,8 +89,11 @@ class WorkerKvManagerLink:
         if self._outbox is not None:
             self._outbox.close()
 
-    def removed(self, block: BlockHash) -> None:
-        """Note that a block can no longer be reused (its page was needed)."""
+    def removed(self, block: BlockHash, *, by_policy: bool) -> None:
+        """Note that a block can no longer be reused: by the policy, or because its page was needed."""
+        if by_policy != self._by_policy and self._removed:
+            self._flush()
+        self._by_policy = by_policy
         self._stored.pop(block, None)
         self._removed[block] = None
 
@@ -79,12 +101,17 @@ class WorkerKvManagerLink:
         """Note that a block may be reused."""
         self._stored[block] = None
 
-    def flush_soon(self, tenant_pages: Mapping[TenantId, int], wants_more: Iterable[TenantId]) -> None:
+    def flush_soon(self, tenant_pages: Mapping[TenantId, int]) -> None:
         """Send what was noted within `GATHER_S`, with the pages that tenants hold now."""
         self._tenant_pages.update(tenant_pages)
-        self._wants_more.update(dict.fromkeys(wants_more))
         if self._timer is None and (self._stored or self._removed or self._tenant_pages):
             self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._flush)
+
+    def slices_changed(self, slices: SlicesInForce) -> None:
+        """Say at once what the worker keeps to now, after what its tenants held before."""
+        self._flush()
+        if self._outbox is not None and self._is_welcome:
+            self._outbox.put_nowait(pb.ConnectWorkerRequest(slices=slices_to_pb(slices)))
 
     def _flush(self) -> None:
         """Number what was gathered. `removed` goes before `stored`: a block that came back is stored."""
@@ -94,15 +121,15 @@ class WorkerKvManagerLink:
         if not (self._stored or self._removed or self._tenant_pages):
             return
         self._seq += 1
+        reason = pb.REMOVAL_REASON_POLICY if self._by_policy else pb.REMOVAL_REASON_SPACE
         events = pb.Events(
             seq=self._seq,
             stored=b"".join(self._stored),
             removed=b"".join(self._removed),
-            removal_reason=pb.REMOVAL_REASON_SPACE if self._removed else pb.REMOVAL_REASON_UNSPECIFIED,
+            removal_reason=reason if self._removed else pb.REMOVAL_REASON_UNSPECIFIED,
             tenant_pages={str(tenant): pages for tenant, pages in self._tenant_pages.items()},
-            wants_more=list(self._wants_more),
         )
-        for gathered in (self._stored, self._removed, self._tenant_pages, self._wants_more):
+        for gathered in (self._stored, self._removed, self._tenant_pages):
             gathered.clear()
         self._ring.append(events)
         if self._outbox is not None and self._is_welcome:
@@ -116,6 +143,7 @@ class WorkerKvManagerLink:
             namespace=self._facts.namespace,
             total_pages=capacity.total_pages,
             page_size=capacity.page_size,
+            slices=slices_to_pb(self._control.slices()),
         )
         outbox.put_nowait(pb.ConnectWorkerRequest(hello=hello))
 
@@ -147,22 +175,29 @@ class WorkerKvManagerLink:
         kind = message.WhichOneof("message")
         if kind == "slices":
             slices = message.slices
-            default_max = slices.default_max if slices.HasField("default_max") else None
             self._control.set_slices(
-                {TenantId(one.tenant): one.max_pages for one in slices.slices}, default_max
+                slices.version,
+                {TenantId(one.tenant): one.max_pages for one in slices.slices},
+                {TenantId(one.tenant): one.cap for one in slices.slices if one.cap},
+                slices.default_max if slices.HasField("default_max") else None,
             )
+            self.has_slices.set()
         elif kind == "policy":
-            self._obey(message.policy)
+            answer = pb.PolicyAnswer(version=message.policy.version, refusal=self._obey(message.policy))
+            outbox.put_nowait(pb.ConnectWorkerRequest(policy=answer))
         elif kind == "need_snapshot":
             self._send_snapshot(outbox)
 
-    def _obey(self, policy: pb.Policy) -> None:
-        """Follow a policy, or say that this worker cannot: its pool has one order of eviction."""
-        if policy.eviction_order == pb.EVICTION_ORDER_LRU:
-            _log.info("eviction_policy_followed", version=policy.version, order="lru")
-        else:
+    def _obey(self, policy: pb.Policy) -> str:
+        """Follow a policy and return "", or say why not: this worker's pool has one order of eviction."""
+        if policy.eviction_order != pb.EVICTION_ORDER_LRU:
             # A number, for this build may not know its name.
             _log.warning("eviction_policy_refused", version=policy.version, order=policy.eviction_order)
+            return f"eviction order {policy.eviction_order} is not known; the last policy stays"
+        ttl_s = policy.idle_ttl_ms / 1000 if policy.HasField("idle_ttl_ms") else None
+        self._control.set_idle_ttl(ttl_s)
+        _log.info("eviction_policy_followed", version=policy.version, order="lru", idle_ttl_s=ttl_s)
+        return ""
 
     def _send_snapshot(self, outbox: Outbox[pb.ConnectWorkerRequest]) -> None:
         def reply(blocks: Sequence[BlockHash]) -> None:

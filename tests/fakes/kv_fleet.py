@@ -10,6 +10,7 @@ from kvmanager.metrics import IndexMetrics
 from kvmanager.stores.memory import MemoryIndexCopy
 from services.chassis.metrics import Metrics
 from services.domain.ids import BlockHash, Epoch, Namespace, TenantId, WorkerId
+from services.domain.slices import NO_SLICES, SliceInForce, SlicesInForce
 
 T = TenantId("t")
 W0, W1 = WorkerId("worker-0"), WorkerId("worker-1")
@@ -22,11 +23,15 @@ class FakeLink:
     def __init__(self) -> None:
         self.slices: list[Mapping[TenantId, int]] = []
         self.policies: list[EvictionPolicy] = []
+        self.version = 0
         self.num_asked = 0
         self.closed = False
 
-    def push_slices(self, version: int, max_pages: Mapping[TenantId, int]) -> None:
+    def push_slices(
+        self, version: int, max_pages: Mapping[TenantId, int], caps: Mapping[TenantId, int]
+    ) -> None:
         self.slices.append(max_pages)
+        self.version = version
 
     def push_policy(self, policy: EvictionPolicy) -> None:
         self.policies.append(policy)
@@ -54,10 +59,26 @@ class Fleet:
         )
         self.now = 100.0
 
-    def connect(self, worker: WorkerId = W0, epoch: int = 1, namespace: str = "n") -> FakeLink:
+    def connect(
+        self,
+        worker: WorkerId = W0,
+        epoch: int = 1,
+        namespace: str = "n",
+        said: SlicesInForce = NO_SLICES,
+    ) -> FakeLink:
         link = FakeLink()
-        self.manager.connect(WorkerKey(worker, Epoch(epoch), Namespace(namespace)), 1000, link, self.now)
+        key = WorkerKey(worker, Epoch(epoch), Namespace(namespace))
+        self.manager.connect(key, 1000, said, link, self.now)
         return link
+
+    def applied(
+        self, link: FakeLink, worker: WorkerId = W0, *, bound: int = 0, held: int = 0, needs: int = 0
+    ) -> None:
+        """The worker says that it keeps to what was pushed last."""
+        pages = link.slices[-1][T]
+        one = SliceInForce(max_pages=pages, bound=max(pages, bound), held=held, needs=needs)
+        said = SlicesInForce(version=link.version, tenants={T: one})
+        self.manager.on_slices(worker, link, said, self.now)
 
     def snapshot(self, link: FakeLink, *blocks: BlockHash, seq: int = 0, worker: WorkerId = W0) -> None:
         part = SnapshotPart(seq=seq, blocks=blocks, first=True, more=False)
@@ -68,7 +89,7 @@ class Fleet:
         self.manager.on_change(worker, link, change, self.now)
 
     def ask(self, *hashes: BlockHash, tenant: TenantId = T) -> Answer:
-        return self.manager.match(Query(hashes=hashes, tenant=tenant))
+        return self.manager.lookup.match(Query(hashes=hashes, tenant=tenant))
 
     def pass_time(self, seconds: float, *alive: tuple[WorkerId, FakeLink]) -> None:
         """Let time pass, with a tick each half second and a heartbeat of who is alive."""

@@ -12,6 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from kvmanager.core.eviction_policy import EvictionPolicy
 from kvmanager.stores.redis import RedisIndexCopy
 from protos.kvmanager.v1 import kvmanager_pb2 as pb
 from protos.kvmanager.v1 import kvmanager_pb2_grpc
@@ -24,6 +25,7 @@ from services.domain.block_hash import hash_blocks
 from services.domain.capacity import Capacity
 from services.domain.errors import InvalidField, StaleAttempt
 from services.domain.ids import BlockHash, Namespace, TenantId, WorkerId
+from services.domain.slices import SliceInForce, SlicesInForce
 from services.rpc.worker_facts import WorkerFacts
 from services.rpc.worker_kvmanager_link import WorkerKvManagerLink
 from tests.fakes.kv_peers import RawWorker, Served, serving, wait_for_blocks
@@ -192,10 +194,24 @@ class Pool:
 
     def __init__(self) -> None:
         self.blocks: list[BlockHash] = []
-        self.slices: dict[TenantId, int] = {}
+        self.max_pages: dict[TenantId, int] = {}
+        self.version = 0
+        self.idle_ttl_s: float | None = None
 
-    def set_slices(self, max_pages: dict[TenantId, int], default_max: int | None) -> None:
-        self.slices = dict(max_pages)
+    def set_slices(
+        self, version: int, max_pages: dict[TenantId, int], caps: dict[TenantId, int], default_max: None
+    ) -> None:
+        self.version, self.max_pages = version, dict(max_pages)
+
+    def slices(self, needs: int = 0) -> SlicesInForce:
+        tenants = {
+            tenant: SliceInForce(max_pages=pages, bound=pages, held=0, needs=needs)
+            for tenant, pages in self.max_pages.items()
+        }
+        return SlicesInForce(version=self.version, tenants=tenants)
+
+    def set_idle_ttl(self, idle_ttl_s: float | None) -> None:
+        self.idle_ttl_s = idle_ttl_s
 
     def snapshot(self, reply: Callable[[Sequence[BlockHash]], None]) -> None:
         reply(self.blocks)
@@ -221,8 +237,10 @@ async def test_a_real_workers_link_keeps_the_index_true() -> None:
         running = asyncio.create_task(link.run())
         await wait_for_blocks(served, 4)
         link.stored(BLOCKS[4])
-        link.removed(BLOCKS[0])
-        link.flush_soon({TenantId("t"): 45}, [TenantId("t")])
+        link.removed(BLOCKS[0], by_policy=False)
+        link.flush_soon({TenantId("t"): 45})
+        assert pool.max_pages == {TenantId("t"): 50}
+        link.slices_changed(pool.slices(needs=100))
 
         async def true() -> bool:
             return served.manager.index.blocks_of(WorkerId("worker-0")) == set(BLOCKS[1:5])
@@ -230,9 +248,15 @@ async def test_a_real_workers_link_keeps_the_index_true() -> None:
         await eventually(true)
 
         async def grown() -> bool:
-            return pool.slices == {TenantId("t"): 100}
+            return pool.max_pages == {TenantId("t"): 100}
 
         await eventually(grown)
+        assert link.has_slices.is_set()
+
+        async def confirmed() -> bool:
+            return (await served.status()).workers[0].policy_version == EvictionPolicy().version
+
+        await eventually(confirmed)
         running.cancel()
 
 

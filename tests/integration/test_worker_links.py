@@ -52,7 +52,8 @@ class Script:
 
     async def ConnectWorker(self, requests: AsyncIterator, context: object) -> None:
         self.outbox, self.messages = Outbox(), []
-        self.outbox.put_nowait(self._welcome(convert.peer_to_pb("script", self.epoch, "test")))
+        for message in self._welcome(convert.peer_to_pb("script", self.epoch, "test")):
+            self.outbox.put_nowait(message)
         await serve_duplex(context, requests, self.outbox, self._take, self._heartbeat)
 
     def _take(self, message: object) -> None:
@@ -75,8 +76,8 @@ class ScriptedScheduler(Script, scheduler_pb2_grpc.SchedulerServiceServicer):
     def _add(self, server: object) -> None:
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self, server)
 
-    def _welcome(self, peer: types_pb2.Peer) -> sched.ConnectWorkerResponse:
-        return self._response(welcome=sched.WorkerWelcome(peer=peer, term=self.term))
+    def _welcome(self, peer: types_pb2.Peer) -> list[sched.ConnectWorkerResponse]:
+        return [self._response(welcome=sched.WorkerWelcome(peer=peer, term=self.term))]
 
     @property
     def reports(self) -> list[sched.Report]:
@@ -96,12 +97,25 @@ class ScriptedScheduler(Script, scheduler_pb2_grpc.SchedulerServiceServicer):
 
 class ScriptedKvManager(Script, kvmanager_pb2_grpc.KvManagerServiceServicer):
     _response = kv.ConnectWorkerResponse
+    version = 0
 
     def _add(self, server: object) -> None:
         kvmanager_pb2_grpc.add_KvManagerServiceServicer_to_server(self, server)
 
-    def _welcome(self, peer: types_pb2.Peer) -> kv.ConnectWorkerResponse:
-        return self._response(welcome=kv.WorkerWelcome(peer=peer))
+    def _welcome(self, peer: types_pb2.Peer) -> list[kv.ConnectWorkerResponse]:
+        self.version += 1
+        slices = kv.Slices(version=self.version)
+        return [self._response(welcome=kv.WorkerWelcome(peer=peer)), self._response(slices=slices)]
+
+    def give(self, tenant: str, pages: int, cap: int) -> None:
+        """Push one tenant's slice."""
+        self.version += 1
+        one = kv.Slice(tenant=tenant, max_pages=pages, cap=cap)
+        self.send(slices=kv.Slices(version=self.version, slices=[one]))
+
+    @property
+    def in_force(self) -> list[kv.SlicesInForce]:
+        return [message.slices for message in self.messages if message.HasField("slices")]
 
     @property
     def snapshots(self) -> list[kv.Snapshot]:
@@ -289,9 +303,8 @@ async def test_slices_bound_what_a_tenant_may_hold_and_outlive_the_kvmanager() -
     manager = ScriptedKvManager()
     async with scripted(manager) as address, running_worker(kvmanager=address) as worker:
         await manager.wait_for(lambda: manager.snapshots)
-        manager.send(slices=kv.Slices(version=1, slices=[kv.Slice(tenant="small", max_pages=2)]))
-        manager.send(need_snapshot=kv.NeedSnapshot())
-        await manager.wait_for(lambda: len(manager.snapshots) == 2)
+        manager.give("small", 2, cap=4)
+        await manager.wait_for(lambda: manager.in_force and manager.in_force[-1].version == manager.version)
         await manager.stop()
         gateway = HandGateway(worker)
         await gateway.connect()
@@ -299,6 +312,48 @@ async def test_slices_bound_what_a_tenant_may_hold_and_outlive_the_kvmanager() -
         assert over.refused.quota == "tenant/kv_pages"
         await gateway.wait_end(await gateway.submit(num_prompt=60, tenant="other"))
         assert gateway.num_tokens(2) == 10
+        await manager.start()
+        await manager.wait_for(lambda: len(manager.hellos) == 2)
+        (kept,) = manager.hellos[1].slices.tenants
+        assert (kept.tenant, kept.max_pages, kept.bound) == ("small", 2, 2)
+
+
+async def test_a_request_waits_for_a_larger_slice_and_what_it_needs_is_told_with_numbers() -> None:
+    manager = ScriptedKvManager()
+    async with scripted(manager) as address, running_worker(kvmanager=address) as worker:
+        await manager.wait_for(lambda: manager.snapshots)
+        manager.give("small", 2, cap=8)
+        gateway = HandGateway(worker)
+        await gateway.connect()
+        handle = await gateway.submit(num_prompt=60, tenant="small")
+        await manager.wait_for(lambda: manager.in_force and manager.in_force[-1].tenants[0].needs)
+        said = manager.in_force[-1]
+        assert (said.version, said.tenants[0].max_pages, said.tenants[0].needs) == (manager.version, 2, 5)
+        manager.give("small", 5, cap=8)
+        await gateway.wait_end(handle)
+        assert gateway.num_tokens(handle) == 10
+        await manager.wait_for(lambda: manager.in_force[-1].version == manager.version)
+        assert manager.in_force[-1].tenants[0].needs == 0
+
+
+async def test_cached_blocks_go_when_nobody_used_them_for_the_time_that_the_policy_gives() -> None:
+    manager = ScriptedKvManager()
+    async with scripted(manager) as address, running_worker(kvmanager=address) as worker:
+        await manager.wait_for(lambda: manager.snapshots)
+        gateway = HandGateway(worker)
+        await gateway.connect()
+        await gateway.wait_end(await gateway.submit(prompt_ids=list(range(40)), max_output=1))
+        blocks = hash_blocks(range(40), salt=b"salt")
+        await manager.wait_for(
+            lambda: set(blocks) <= split_hashes(b"".join(e.stored for e in manager.events))
+        )
+        policy = kv.Policy(version=2, eviction_order=kv.EVICTION_ORDER_LRU, idle_ttl_ms=50)
+        manager.send(policy=policy)
+        await manager.wait_for(lambda: any(e.removed for e in manager.events))
+        (gone,) = [e for e in manager.events if e.removed]
+        assert gone.removal_reason == kv.REMOVAL_REASON_POLICY
+        assert split_hashes(gone.removed) == set(blocks), "the deepest first, so no hole is ever told"
+        assert gone.removed == b"".join(reversed(blocks))
 
 
 async def test_a_policy_that_a_worker_cannot_follow_is_refused_in_so_many_words() -> None:
@@ -312,6 +367,9 @@ async def test_a_policy_that_a_worker_cannot_follow_is_refused_in_so_many_words(
             await manager.wait_for(lambda: len(manager.snapshots) == 2)
     said = {line["event"]: line["version"] for line in lines if line["event"].startswith("eviction_policy")}
     assert said == {"eviction_policy_followed": 1, "eviction_policy_refused": 2}
+    answers = [message.policy for message in manager.messages if message.HasField("policy")]
+    assert [(answer.version, bool(answer.refusal)) for answer in answers] == [(1, False), (2, True)]
+    assert "eviction order 7" in answers[1].refusal
 
 
 def test_a_snapshot_is_cut_into_parts_of_a_mebibyte() -> None:

@@ -23,8 +23,8 @@ class Admissions:
     started: list[tuple[Sequence, int]] = field(default_factory=list)
     """With the tokens found in the cache."""
     preempted: list[Sequence] = field(default_factory=list)
-    impossible: list[Sequence] = field(default_factory=list)
-    """Their tenant's slice has shrunk below what they need in the worst case."""
+    impossible: list[WaitingEntry] = field(default_factory=list)
+    """Their tenant's cap has shrunk below what they need in the worst case."""
     waits_for_room: bool = False
     """Somebody could have a seat but for pages or seats."""
 
@@ -55,8 +55,8 @@ class Admission:
                 outcome = self._start_over_lower_bands(entry, result, step, now)
             if isinstance(outcome, OverSlice):
                 tenants_at_slice.add(entry.request.tenant)
-                limit = self._seating.pool.slice_of(entry.request.tenant)
-                result.impossible.extend(seq for seq in entry.sequences if seq.max_pages > limit)
+                if entry.max_pages > self._seating.pool.slices.cap_of(entry.request.tenant):
+                    result.impossible.append(entry)
                 continue
             num_examined += 1
             if isinstance(outcome, SequenceStarted):
@@ -109,6 +109,9 @@ class Admission:
         """Start an entry's first sequence and seat the others, or change nothing."""
         seating = self._seating
         first, *others = entry.sequences
+        slices = seating.pool.slices
+        if not slices.may_start(entry.request.tenant, entry.max_pages):
+            return OverSlice(max(1, entry.max_pages - slices.slice_of(entry.request.tenant)))
         if len(entry.sequences) > seating.num_free_seats:
             return PoolShort(0)
         if others:

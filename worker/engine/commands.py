@@ -5,7 +5,7 @@ which are unique inside this process.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.domain.generation import Band, FinishReason, Limits, SamplingParams, StopParams
 from services.domain.ids import BlockHash, RequestKey, TenantId
@@ -66,6 +66,18 @@ class SetSlices:
     max_pages: Mapping[TenantId, int]
     default_max: int | None = None
     """For tenants not named; None is the whole pool."""
+    version: int = 0
+    """Grows with each; said back when they are applied."""
+    caps: Mapping[TenantId, int] = field(default_factory=dict)
+    """Most pages over all workers: who needs more is refused, who needs less waits for its slice."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetIdleTtl:
+    """Give up cached pages that nobody has used for so long."""
+
+    idle_ttl_s: float | None
+    """None: only when a page is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,4 +103,4 @@ class SnapshotKv:
     reply: Callable[[tuple[Stored, ...]], None]
 
 
-Command = Submit | Cancel | FinishChoice | SetSlices | SetRanks | Drain | SnapshotKv
+Command = Submit | Cancel | FinishChoice | SetSlices | SetIdleTtl | SetRanks | Drain | SnapshotKv

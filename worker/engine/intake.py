@@ -10,6 +10,7 @@ from worker.engine.commands import (
     Command,
     Drain,
     FinishChoice,
+    SetIdleTtl,
     SetRanks,
     SetSlices,
     SnapshotKv,
@@ -46,8 +47,10 @@ class Intake:
                 self._cancel(handle, now)
             case FinishChoice(handle, choice, reason):
                 self._finish_choice(handle, choice, reason, now)
-            case SetSlices(max_pages, default_max):
-                self._seating.pool.set_slices(max_pages, default_max)
+            case SetSlices():
+                self._seating.pool.slices.replace(command, self._seating.seated_pages)
+            case SetIdleTtl(idle_ttl_s):
+                self._seating.pool.idle_ttl_s = idle_ttl_s
             case SetRanks(over_share):
                 self._seating.ranks = dict(over_share)
             case Drain():
@@ -112,7 +115,7 @@ class Intake:
     def _refusal(self, submit: Submit) -> ServeError | None:
         if self.is_draining:
             return Draining("the worker is draining")
-        fault = find_fault(submit, self._config, self._seating.pool.slice_of(submit.tenant))
+        fault = find_fault(submit, self._config, self._seating.pool.slices.cap_of(submit.tenant))
         if fault is not None:
             return fault
         if len(self._seating.line) >= self._config.max_waiting:

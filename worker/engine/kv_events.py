@@ -14,6 +14,8 @@ class RemovalReason(StrEnum):
 
     SPACE = "space"
     """Its page was needed for other content."""
+    IDLE = "idle"
+    """Nobody has used it for the time that the policy gives."""
     UNTRUSTED = "untrusted"
     """The request that computed it turned out to give NaN."""
 

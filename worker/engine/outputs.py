@@ -10,6 +10,7 @@ from typing import NamedTuple
 from services.domain.errors import ServeError
 from services.domain.generation import FinishReason, Usage
 from services.domain.ids import RequestKey, TenantId
+from services.domain.slices import SlicesInForce
 from worker.engine.batch import TopLogprobs
 from worker.engine.kv_events import KvEvent
 
@@ -177,6 +178,6 @@ class StepOutputs:
     """Cumulative use of the tenants whose use changed in this step."""
     tenant_pages: Mapping[TenantId, int] = field(default_factory=dict)
     """Pages held now by each tenant for whom that changed in this step."""
-    wants_more: tuple[TenantId, ...] = ()
-    """Tenants that hold 80 % or more of their slice."""
+    slices: SlicesInForce | None = None
+    """What is kept to of the tenants' slices and what they need, when that has changed."""
     stats: StepStats

@@ -3,11 +3,11 @@
 A page is *free* (content worthless), *held* (by one or more sequences, counted per tenant) or *cached*
 (held by nobody, but its published blocks may be reused; evicted when pages are needed). A page holds 2^k
 blocks, is published and reused whole, and is known by the hash of its last block, which names all before it.
-Knows nothing of sequences, steps or time: "recently used" is the order of its own operations.
+Knows nothing of sequences or steps; time is told to it, and only for pages that rest unused.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NewType
 
@@ -15,6 +15,7 @@ from services.domain.block_hash import BLOCK_SIZE
 from services.domain.ids import BlockHash, TenantId
 from services.domain.kv_layout import PAGE_SIZES
 from worker.engine.kv_events import KvEvent, RemovalReason, Removed, Stored
+from worker.engine.tenant_slices import TenantSlices
 
 PageId = NewType("PageId", int)
 
@@ -66,13 +67,16 @@ class PagePool:
         self._free = [PageId(page) for page in reversed(range(num_pages))]
         # Front is evicted first. A sequence holds every page before those it holds, and gives its pages back
         # deepest first: so a child is always nearer to the front than its parent, and the front is a leaf.
-        self._cached: OrderedDict[PageId, None] = OrderedDict()
+        # With the time since when it rests: the front rests longest.
+        self._cached: OrderedDict[PageId, float] = OrderedDict()
         self._by_name: dict[BlockHash, PageId] = {}
         # Two pages may begin with the same blocks and go on differently: a block is gone with the last page.
         self._num_copies: Counter[BlockHash] = Counter()
         self._held_by: dict[TenantId, int] = {}
-        self._slices: Mapping[TenantId, int] = {}
-        self._default_slice: int | None = None
+        self.slices = TenantSlices(num_pages)
+        self._now = 0.0
+        self.idle_ttl_s: float | None = None
+        """Seconds after which a cached page is given up that nobody has used."""
         self._events: list[KvEvent] = []
         self._changed: set[TenantId] = set()
         self.transitions: Counter[str] = Counter()
@@ -101,10 +105,12 @@ class PagePool:
         """Return how many pages the tenant's sequences hold; one shared among them counts once."""
         return self._held_by.get(tenant, 0)
 
-    def slice_of(self, tenant: TenantId) -> int:
-        """Return the most pages the tenant may hold."""
-        limit = self._slices.get(tenant, self._default_slice)
-        return self.num_total if limit is None else min(limit, self.num_total)
+    @property
+    def next_idle_end(self) -> float | None:
+        """When the first cached page will have rested for too long."""
+        if self.idle_ttl_s is None or not self._cached:
+            return None
+        return next(iter(self._cached.values())) + self.idle_ttl_s
 
     def match(self, names: Iterable[BlockHash]) -> list[PageId]:
         """Return the published pages of the longest prefix of `names`: the hash of each page's last block."""
@@ -125,7 +131,7 @@ class PagePool:
         if missing > 0:
             return PoolShort(missing)
         gained = num_new + sum(1 for page in shared if tenant not in self._pages[page].holders)
-        over = self.held_by(tenant) + gained - self.slice_of(tenant)
+        over = self.held_by(tenant) + gained - self.slices.bound_of(tenant)
         if over > 0 and gained > 0:
             return OverSlice(over)
         return None
@@ -205,10 +211,15 @@ class PagePool:
             assert self._pages[page].holders, "only a holder withdraws"
             self._unpublish(page, RemovalReason.UNTRUSTED)
 
-    def set_slices(self, max_pages: Mapping[TenantId, int], default_max: int | None) -> None:
-        """Replace the slices. Tenants above their new one keep what they hold and get nothing more."""
-        self._slices = dict(max_pages)
-        self._default_slice = default_max
+    def pass_time(self, now: float) -> bool:
+        """Note the time, and free what has rested for too long, least recently used first; say if any was."""
+        self._now, num_events = now, len(self._events)
+        while (end := self.next_idle_end) is not None and end <= now:
+            page, _ = self._cached.popitem(last=False)
+            self._unpublish(page, RemovalReason.IDLE)
+            self.transitions["evicted"] += 1
+            self._rest(page)
+        return len(self._events) > num_events
 
     def drain_events(self) -> list[KvEvent]:
         """Return the events since the last call, in order."""
@@ -220,14 +231,6 @@ class PagePool:
         changed = {tenant: self.held_by(tenant) for tenant in self._changed}
         self._changed.clear()
         return changed
-
-    def wants_more(self) -> list[TenantId]:
-        """Name the tenants that hold 80 % or more of a slice smaller than the pool (8 of 10 pages)."""
-        return [
-            tenant
-            for tenant, held in self._held_by.items()
-            if self.slice_of(tenant) < self.num_total and held * 5 >= self.slice_of(tenant) * 4
-        ]
 
     def check(self) -> None:
         """Assert the ledger's invariants; O(pages), for idle moments and tests."""
@@ -269,7 +272,7 @@ class PagePool:
 
     def _rest(self, page: PageId) -> None:
         if self._pages[page].blocks:
-            self._cached[page] = None
+            self._cached[page] = self._now
             self.transitions["cached"] += 1
         else:
             self._free.append(page)

@@ -4,9 +4,11 @@ Knows nothing of why things happened: the step scheduler tells it.
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from services.domain.ids import RequestKey, TenantId
+from services.domain.slices import SlicesInForce
 from worker.engine.batch import TopLogprobs
 from worker.engine.outputs import (
     Ended,
@@ -43,12 +45,14 @@ class StepReport:
         self._use: defaultdict[TenantId, _Use] = defaultdict(_Use)
         self._used_now: set[TenantId] = set()
         self._failures_told = 0
+        self._slices: SlicesInForce | None = None
+        self._slices_told: object = (0, [], {})
         self.prefix_tokens: Counter[str] = Counter()
         self.unknown_cancels = 0
 
     @property
     def is_empty(self) -> bool:
-        return not self._tokens and not self._events
+        return not (self._tokens or self._events or self._slices)
 
     def tell(self, event: Event) -> None:
         """Add an event."""
@@ -107,6 +111,14 @@ class StepReport:
             )
         )
 
+    def slices(self, waiting: Mapping[TenantId, tuple[int, float]], now: float) -> None:
+        """Tell what is kept to of the slices, if that or what waits for a slice is not what was told last."""
+        slices = self._pool.slices
+        state = (slices.version, [slices.bound_of(tenant) for tenant in slices.tenants], waiting)
+        if state != self._slices_told:
+            self._slices_told = state
+            self._slices = slices.in_force(self._pool.held_by, waiting, now)
+
     def step_counters(self) -> tuple[dict[str, int], dict[str, int], int, int]:
         """Return this step's page transitions, prefix tokens, allocation failures and unknown cancels."""
         failures = self._pool.allocation_failures - self._failures_told
@@ -127,11 +139,12 @@ class StepReport:
             ended=tuple(self._ended),
             tenant_use={tenant: _frozen(self._use[tenant]) for tenant in self._used_now},
             tenant_pages=self._pool.drain_changed_tenants(),
-            wants_more=tuple(self._pool.wants_more()),
+            slices=self._slices,
             stats=stats,
         )
         self._tokens, self._events, self._started, self._ended = [], [], [], []
         self._used_now.clear()
+        self._slices = None
         return outputs
 
     def _use_of(self, tenant: TenantId) -> _Use:

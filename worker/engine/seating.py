@@ -4,6 +4,7 @@ It starts, grows, preempts and releases; it does not choose who is started (admi
 computed.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -45,6 +46,32 @@ class Seating:
         self.seated: list[Sequence] = []
         """In the order in which they took their seats."""
         self.ranks: Mapping[TenantId, float] = {}
+
+    @property
+    def seated_pages(self) -> Counter[TenantId]:
+        """Worst case of each tenant's sequences with a seat, summed."""
+        pages: Counter[TenantId] = Counter()
+        for sequence in self.seated:
+            pages[sequence.request.tenant] += sequence.max_pages
+        return pages
+
+    @property
+    def waiting_for_slice(self) -> dict[TenantId, tuple[int, float]]:
+        """Of tenants whose first waiting entry does not fit into their slice now: its worst case, and since
+        when its request is here. Nobody while there is no seat: then pages would lie idle."""
+        found: dict[TenantId, tuple[int, float]] = {}
+        slices = self.pool.slices
+        if not slices.tenants or self.num_free_seats <= 0:
+            return found
+        seen: set[TenantId] = set()
+        for entry in self.line:
+            tenant = entry.request.tenant
+            if tenant not in slices.tenants or tenant in seen:
+                continue
+            seen.add(tenant)
+            if entry.max_pages + self.pool.held_by(tenant) > slices.slice_of(tenant):
+                found[tenant] = (entry.max_pages, entry.request.submitted_at)
+        return found
 
     @property
     def num_free_seats(self) -> int:

@@ -8,7 +8,7 @@ while a step reads or writes it. Reads no clock, knows nothing of threads, devic
 from collections import Counter
 
 from services.domain.capacity import pages_for
-from services.domain.errors import BadRow, ErrorDetail, QuotaExceeded
+from services.domain.errors import BadRow, ErrorDetail, over_cap
 from worker.engine.admission import Admission, Admissions
 from worker.engine.batch import StepResult
 from worker.engine.commands import Command
@@ -19,8 +19,11 @@ from worker.engine.page_pool import PagePool
 from worker.engine.prefill_order import share_prefill
 from worker.engine.report import StepReport
 from worker.engine.seating import Seating
-from worker.engine.sequence import DECODE, PREFILL, SEATED, Sequence, SequenceState
+from worker.engine.sequence import DECODE, PREFILL, SEATED, Sequence
 from worker.engine.step_plan import Row, StepPlan
+
+IDLE_SLACK_S = 1.0
+"""Seconds that a cached page may outstay its time while nothing else happens."""
 
 
 class StepScheduler:
@@ -57,9 +60,13 @@ class StepScheduler:
 
     @property
     def next_deadline(self) -> float | None:
-        """When the nearest limit of a live request runs out."""
-        deadline = min((request.deadline for request in self._intake.live), default=None)
-        return None if deadline is None or deadline == float("inf") else deadline
+        """When the nearest limit of a live request runs out, or a cached page has rested for too long."""
+        deadline = min((request.deadline for request in self._intake.live), default=float("inf"))
+        idle_end = self.pool.next_idle_end
+        if idle_end is not None:
+            # Late by a second, so that pages which rest since about the same time cost one wake-up.
+            deadline = min(deadline, idle_end + IDLE_SLACK_S)
+        return None if deadline == float("inf") else deadline
 
     # -- commands -------------------------------------------------------------------------------------------
 
@@ -76,6 +83,9 @@ class StepScheduler:
         for command in inbox:
             self._intake.handle(command, now)
         self._intake.expire(now)
+        has_freed = self.pool.pass_time(now)
+        if self.pool.slices.has_bounds:
+            self.pool.slices.shrink(self._seating.seated_pages)
         # 2. Decode: everyone that generates gets its page; victims are known before any row exists.
         preempted = self._grow_decodes(now)
         # 3. Starts, within what decode leaves of the step.
@@ -90,6 +100,7 @@ class StepScheduler:
         for sequence in preempted:
             self._report.tell(Preempted(sequence.request.handle))
         self._waits_for_room = admissions.waits_for_room
+        self._report.slices(self._seating.waiting_for_slice, now)
         # 4. Rows: decode first, then prefill's shares.
         rows = [
             Row(seq, seq.run, seq.num_computed, 1, True, True)
@@ -103,7 +114,7 @@ class StepScheduler:
             samples = seq.num_computed + num_tokens == seq.num_tokens
             rows.append(Row(seq, seq.run, seq.num_computed, num_tokens, False, samples))
             num_prefill += num_tokens
-        has_outputs = not self._report.is_empty
+        has_outputs = has_freed or not self._report.is_empty
         self._in_flight = StepPlan(
             self._step, tuple(rows), num_decode, num_prefill, tuple(preempted), has_outputs
         )
@@ -152,15 +163,10 @@ class StepScheduler:
                 self._report.first_start(request, request.cached_tokens)
             elif sequence.preemptions:
                 self._report.prefix_tokens["resumed"] += cached_tokens
-        for sequence in admissions.impossible:
-            request = sequence.request
-            if sequence.state is not SequenceState.FINISHED:
-                limit = self.pool.slice_of(request.tenant)
-                error = QuotaExceeded(
-                    f"needs {sequence.max_pages} KV pages, the tenant's slice is {limit}",
-                    ErrorDetail(quota="tenant/kv_pages", usage=request.usage),
-                )
-                self._intake.end_request(request, now, error=error)
+        for entry in admissions.impossible:
+            request = entry.request
+            cap = self.pool.slices.cap_of(request.tenant)
+            self._intake.end_request(request, now, error=over_cap(entry.max_pages, cap, request.usage))
 
     # -- parts of apply -------------------------------------------------------------------------------------
 

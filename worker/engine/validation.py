@@ -6,15 +6,15 @@ Knows the model's sizes and the pool's; knows nothing of what else is running.
 from collections.abc import Iterable
 
 from services.domain.block_hash import BLOCK_SIZE, DIGEST_BYTES
-from services.domain.capacity import Capacity, Fits, NeverFits, worst_case
-from services.domain.errors import ErrorDetail, InvalidField, PromptTooLong, QuotaExceeded, ServeError
+from services.domain.capacity import Capacity, NeverFits, worst_case
+from services.domain.errors import ErrorDetail, InvalidField, PromptTooLong, ServeError, over_cap
 from services.domain.generation import MAX_CHOICES, MAX_LOGPROBS, SamplingParams
 from worker.engine.commands import Submit
 from worker.engine.config import EngineConfig
 
 
-def find_fault(submit: Submit, config: EngineConfig, slice_pages: int) -> ServeError | None:
-    """Return why the request can never run here, or None. `slice_pages`: what its tenant may hold."""
+def find_fault(submit: Submit, config: EngineConfig, cap_pages: int) -> ServeError | None:
+    """Return why the request can never run here, or None. `cap_pages`: the most its tenant can ever hold."""
     fault = _field_fault(submit, config.vocab_size)
     if fault is not None:
         return fault
@@ -30,17 +30,7 @@ def find_fault(submit: Submit, config: EngineConfig, slice_pages: int) -> ServeE
         numbers = {"what": fit.what, "need": str(fit.need), "limit": str(fit.limit)}
         error.detail = ErrorDetail(field=error.detail.field, metadata=numbers)
         return error
-    return _slice_fault(fit, slice_pages)
-
-
-def _slice_fault(fit: Fits, slice_pages: int) -> ServeError | None:
-    if fit.num_pages <= slice_pages:
-        return None
-    numbers = {"what": "KV pages", "need": str(fit.num_pages), "limit": str(slice_pages)}
-    return QuotaExceeded(
-        f"the request needs {fit.num_pages} KV pages, the tenant's slice is {slice_pages}",
-        ErrorDetail(quota="tenant/kv_pages", metadata=numbers),
-    )
+    return over_cap(fit.num_pages, cap_pages, None) if fit.num_pages > cap_pages else None
 
 
 def _field_fault(submit: Submit, vocab_size: int) -> ServeError | None:

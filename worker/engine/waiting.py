@@ -28,6 +28,11 @@ class WaitingEntry:
     def request(self) -> Request:
         return self.sequences[0].request
 
+    @property
+    def max_pages(self) -> int:
+        """Pages of the worst case of all its sequences, none shared."""
+        return sum(sequence.max_pages for sequence in self.sequences)
+
 
 class WaitingLine:
     """Waiting entries in order."""

@@ -25,28 +25,66 @@ EVICTION_ORDER_UNSPECIFIED: EvictionOrder
 EVICTION_ORDER_LRU: EvictionOrder
 
 class ConnectWorkerRequest(_message.Message):
-    __slots__ = ("hello", "snapshot", "events", "heartbeat")
+    __slots__ = ("hello", "snapshot", "events", "heartbeat", "slices", "policy")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
     hello: WorkerHello
     snapshot: Snapshot
     events: Events
     heartbeat: _types_pb2.Heartbeat
-    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., events: _Optional[_Union[Events, _Mapping]] = ..., heartbeat: _Optional[_Union[_types_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
+    slices: SlicesInForce
+    policy: PolicyAnswer
+    def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., events: _Optional[_Union[Events, _Mapping]] = ..., heartbeat: _Optional[_Union[_types_pb2.Heartbeat, _Mapping]] = ..., slices: _Optional[_Union[SlicesInForce, _Mapping]] = ..., policy: _Optional[_Union[PolicyAnswer, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("peer", "namespace", "total_pages", "page_size")
+    __slots__ = ("peer", "namespace", "total_pages", "page_size", "slices")
     PEER_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_PAGES_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
     peer: _types_pb2.Peer
     namespace: str
     total_pages: int
     page_size: int
-    def __init__(self, peer: _Optional[_Union[_types_pb2.Peer, _Mapping]] = ..., namespace: _Optional[str] = ..., total_pages: _Optional[int] = ..., page_size: _Optional[int] = ...) -> None: ...
+    slices: SlicesInForce
+    def __init__(self, peer: _Optional[_Union[_types_pb2.Peer, _Mapping]] = ..., namespace: _Optional[str] = ..., total_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., slices: _Optional[_Union[SlicesInForce, _Mapping]] = ...) -> None: ...
+
+class SlicesInForce(_message.Message):
+    __slots__ = ("version", "tenants")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    tenants: _containers.RepeatedCompositeFieldContainer[SliceInForce]
+    def __init__(self, version: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[SliceInForce, _Mapping]]] = ...) -> None: ...
+
+class SliceInForce(_message.Message):
+    __slots__ = ("tenant", "max_pages", "bound", "held", "needs", "waited_ms")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    MAX_PAGES_FIELD_NUMBER: _ClassVar[int]
+    BOUND_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_FIELD_NUMBER: _ClassVar[int]
+    WAITED_MS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    max_pages: int
+    bound: int
+    held: int
+    needs: int
+    waited_ms: int
+    def __init__(self, tenant: _Optional[str] = ..., max_pages: _Optional[int] = ..., bound: _Optional[int] = ..., held: _Optional[int] = ..., needs: _Optional[int] = ..., waited_ms: _Optional[int] = ...) -> None: ...
+
+class PolicyAnswer(_message.Message):
+    __slots__ = ("version", "refusal")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    refusal: str
+    def __init__(self, version: _Optional[int] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class Snapshot(_message.Message):
     __slots__ = ("seq", "hashes", "more", "first")
@@ -114,20 +152,24 @@ class Slices(_message.Message):
     def __init__(self, version: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[Slice, _Mapping]]] = ..., default_max: _Optional[int] = ...) -> None: ...
 
 class Slice(_message.Message):
-    __slots__ = ("tenant", "max_pages")
+    __slots__ = ("tenant", "max_pages", "cap")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     MAX_PAGES_FIELD_NUMBER: _ClassVar[int]
+    CAP_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     max_pages: int
-    def __init__(self, tenant: _Optional[str] = ..., max_pages: _Optional[int] = ...) -> None: ...
+    cap: int
+    def __init__(self, tenant: _Optional[str] = ..., max_pages: _Optional[int] = ..., cap: _Optional[int] = ...) -> None: ...
 
 class Policy(_message.Message):
-    __slots__ = ("version", "eviction_order")
+    __slots__ = ("version", "eviction_order", "idle_ttl_ms")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     EVICTION_ORDER_FIELD_NUMBER: _ClassVar[int]
+    IDLE_TTL_MS_FIELD_NUMBER: _ClassVar[int]
     version: int
     eviction_order: EvictionOrder
-    def __init__(self, version: _Optional[int] = ..., eviction_order: _Optional[_Union[EvictionOrder, str]] = ...) -> None: ...
+    idle_ttl_ms: int
+    def __init__(self, version: _Optional[int] = ..., eviction_order: _Optional[_Union[EvictionOrder, str]] = ..., idle_ttl_ms: _Optional[int] = ...) -> None: ...
 
 class NeedSnapshot(_message.Message):
     __slots__ = ()
@@ -160,14 +202,29 @@ class MatchQuery(_message.Message):
     def __init__(self, id: _Optional[int] = ..., hashes: _Optional[bytes] = ..., tenant: _Optional[str] = ..., own_salt: _Optional[bool] = ..., namespace: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class MatchResponse(_message.Message):
-    __slots__ = ("welcome", "answer", "heartbeat")
+    __slots__ = ("welcome", "answer", "heartbeat", "caps")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    CAPS_FIELD_NUMBER: _ClassVar[int]
     welcome: _types_pb2.Peer
     answer: MatchAnswer
     heartbeat: _types_pb2.Heartbeat
-    def __init__(self, welcome: _Optional[_Union[_types_pb2.Peer, _Mapping]] = ..., answer: _Optional[_Union[MatchAnswer, _Mapping]] = ..., heartbeat: _Optional[_Union[_types_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
+    caps: Caps
+    def __init__(self, welcome: _Optional[_Union[_types_pb2.Peer, _Mapping]] = ..., answer: _Optional[_Union[MatchAnswer, _Mapping]] = ..., heartbeat: _Optional[_Union[_types_pb2.Heartbeat, _Mapping]] = ..., caps: _Optional[_Union[Caps, _Mapping]] = ...) -> None: ...
+
+class Caps(_message.Message):
+    __slots__ = ("max_pages",)
+    class MaxPagesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    MAX_PAGES_FIELD_NUMBER: _ClassVar[int]
+    max_pages: _containers.ScalarMap[str, int]
+    def __init__(self, max_pages: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class MatchAnswer(_message.Message):
     __slots__ = ("id", "matches", "miss_reason", "first_miss_token", "index_version")
@@ -210,7 +267,7 @@ class GetStatusResponse(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[WorkerIndex, _Mapping]]] = ..., queries_total: _Optional[int] = ..., hits_total: _Optional[int] = ..., index_version: _Optional[int] = ...) -> None: ...
 
 class WorkerIndex(_message.Message):
-    __slots__ = ("worker", "epoch", "namespace", "blocks", "event_seq", "from_copy", "last_seen_ms", "tenant_pages")
+    __slots__ = ("worker", "epoch", "namespace", "blocks", "event_seq", "from_copy", "last_seen_ms", "tenant_pages", "policy_version")
     class TenantPagesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -226,6 +283,7 @@ class WorkerIndex(_message.Message):
     FROM_COPY_FIELD_NUMBER: _ClassVar[int]
     LAST_SEEN_MS_FIELD_NUMBER: _ClassVar[int]
     TENANT_PAGES_FIELD_NUMBER: _ClassVar[int]
+    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     worker: str
     epoch: int
     namespace: str
@@ -234,4 +292,5 @@ class WorkerIndex(_message.Message):
     from_copy: bool
     last_seen_ms: int
     tenant_pages: _containers.ScalarMap[str, int]
-    def __init__(self, worker: _Optional[str] = ..., epoch: _Optional[int] = ..., namespace: _Optional[str] = ..., blocks: _Optional[int] = ..., event_seq: _Optional[int] = ..., from_copy: _Optional[bool] = ..., last_seen_ms: _Optional[int] = ..., tenant_pages: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    policy_version: int
+    def __init__(self, worker: _Optional[str] = ..., epoch: _Optional[int] = ..., namespace: _Optional[str] = ..., blocks: _Optional[int] = ..., event_seq: _Optional[int] = ..., from_copy: _Optional[bool] = ..., last_seen_ms: _Optional[int] = ..., tenant_pages: _Optional[_Mapping[str, int]] = ..., policy_version: _Optional[int] = ...) -> None: ...

@@ -41,6 +41,7 @@ class MissReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MISS_REASON_OPT_OUT: _ClassVar[MissReason]
     MISS_REASON_FIRST_DIFFERENCE: _ClassVar[MissReason]
     MISS_REASON_UNKNOWN: _ClassVar[MissReason]
+    MISS_REASON_IN_FLIGHT: _ClassVar[MissReason]
 BAND_UNSPECIFIED: Band
 BAND_INTERACTIVE: Band
 BAND_STANDARD: Band
@@ -64,6 +65,7 @@ MISS_REASON_OWN_SALT: MissReason
 MISS_REASON_OPT_OUT: MissReason
 MISS_REASON_FIRST_DIFFERENCE: MissReason
 MISS_REASON_UNKNOWN: MissReason
+MISS_REASON_IN_FLIGHT: MissReason
 
 class RequestKey(_message.Message):
     __slots__ = ("request_id", "attempt")

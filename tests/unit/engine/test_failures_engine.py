@@ -48,7 +48,7 @@ def test_a_prefix_that_is_found_but_not_used_holds_no_page() -> None:
         engine.run()
     cached = engine.scheduler.pool.num_cached
     assert cached >= 28
-    engine.post(SetSlices({TenantId("a"): 2}))
+    engine.post(SetSlices({TenantId("a"): 2}, caps={TenantId("a"): 2}))
     for handle in range(100, 300):
         engine.post(submit(handle, prompt(120, handle % 4), max_output=4))
         engine.step()

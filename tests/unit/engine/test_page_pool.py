@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from services.domain.ids import BlockHash, TenantId
 from services.domain.kv_layout import PAGE_SIZES
+from worker.engine.commands import SetSlices
 from worker.engine.kv_events import RemovalReason, Removed, Stored
 from worker.engine.page_pool import OverSlice, PageId, PageNotHeld, PagePool, PoolShort, Taken
 
@@ -113,10 +114,9 @@ def test_a_block_published_twice_is_kept_once() -> None:
 
 def test_a_tenant_at_its_slice_gets_nothing_more_and_others_do() -> None:
     pool = PagePool(10)
-    pool.set_slices({A: 3}, None)
+    pool.slices.replace(SetSlices({A: 3}), {})
     pages = take(pool, A, 3)
     assert pool.take(A, 1) == OverSlice(1)
-    assert pool.wants_more() == [A]
     take(pool, B, 7)
     pool.release(A, pages)
     take(pool, A, 3)
@@ -124,14 +124,49 @@ def test_a_tenant_at_its_slice_gets_nothing_more_and_others_do() -> None:
 
 def test_slices_bound_tenants_not_named_by_the_default() -> None:
     pool = PagePool(10)
-    pool.set_slices({A: 8}, 2)
+    pool.slices.replace(SetSlices({A: 8}, 2), {})
     assert pool.take(B, 3) == OverSlice(1)
     take(pool, A, 8)
 
 
+def test_what_rests_unused_for_too_long_is_freed_least_recently_used_first() -> None:
+    pool = PagePool(8)
+    pool.idle_ttl_s = 10.0
+    pool.pass_time(100.0)
+    old = publish_chain(pool, A, take(pool, A, 2), 0)
+    pool.release(A, old)
+    pool.pass_time(104.0)
+    young = publish_chain(pool, A, take(pool, A, 1), 50)
+    pool.release(A, young)
+    assert pool.next_idle_end == 110.0
+    pool.drain_events()
+    assert not pool.pass_time(109.9)
+    assert pool.pass_time(110.0)
+    assert (pool.num_cached, pool.num_free) == (1, 7)
+    gone = pool.drain_events()
+    assert [event.why for event in gone] == [RemovalReason.IDLE] * 2
+    assert pool.match([event.hash for event in gone]) == []
+    pool.check()
+
+
+def test_what_is_used_again_begins_its_rest_anew() -> None:
+    pool = PagePool(8)
+    pool.idle_ttl_s = 10.0
+    pages = publish_chain(pool, A, take(pool, A, 1), 0)
+    pool.release(A, pages)
+    pool.pass_time(9.0)
+    take(pool, B, 0, pages)
+    assert not pool.pass_time(50.0), "held pages have no time to live"
+    pool.release(B, pages)
+    assert pool.next_idle_end == 60.0
+    pool.pass_time(60.0)
+    assert pool.num_free == 8
+    pool.check()
+
+
 def test_sharing_counts_once_per_tenant() -> None:
     pool = PagePool(4)
-    pool.set_slices({A: 2}, None)
+    pool.slices.replace(SetSlices({A: 2}), {})
     pages = publish_chain(pool, A, take(pool, A, 2), 0)
     take(pool, A, 0, pages)
     assert pool.held_by(A) == 2
@@ -230,7 +265,7 @@ def test_the_ledger_adds_up_after_every_operation(seed: int, page_size: int) -> 
             tenant, _, pages = held.pop(rng.randrange(len(held)))
             pool.release(tenant, pages)
         else:
-            pool.set_slices({A: rng.randrange(64)}, None)
+            pool.slices.replace(SetSlices({A: rng.randrange(64)}), {})
         pool.check()
         assert pool.num_free + pool.num_cached + pool.num_held == pool.num_total
         for event in pool.drain_events():

@@ -5,11 +5,14 @@ import pytest
 from kvmanager.core.eviction_policy import EvictionPolicy
 from kvmanager.core.index_copy import CopiedWorker
 from kvmanager.core.prefix_index import WorkerKey
+from kvmanager.core.slices import GONE_HOLD_S, JOIN_S
 from kvmanager.manager import COPY_GRACE_S, DROP_AFTER_S
+from kvmanager.stores.memory import MemoryIndexCopy
 from services.domain.block_hash import hash_blocks
 from services.domain.errors import StaleAttempt
 from services.domain.ids import Epoch, Namespace
 from services.domain.miss_reason import MissReason
+from services.domain.slices import SliceInForce, SlicesInForce
 from tests.fakes.kv_fleet import TICK_S, W0, W1, Fleet, T
 
 BLOCKS = hash_blocks(range(16 * 200), salt=b"t")
@@ -24,7 +27,7 @@ def test_events_and_snapshots_make_hits() -> None:
     answer = fleet.ask(A, B, C)
     assert [(m.worker, m.epoch, m.num_blocks) for m in answer.matches] == [(W0, 1, 2)]
     assert (answer.num_cached, answer.miss_reason) == (2, MissReason.NEVER_SEEN)
-    assert (fleet.manager.num_queries, fleet.manager.num_hits) == (1, 1)
+    assert (fleet.manager.lookup.num_queries, fleet.manager.lookup.num_hits) == (1, 1)
 
 
 def test_removed_happens_before_stored_in_one_message() -> None:
@@ -169,19 +172,82 @@ def test_slices_and_policy_are_pushed_and_follow_what_is_held() -> None:
     a, b = fleet.connect(W0), fleet.connect(W1)
     assert a.policies == b.policies == [EvictionPolicy()]
     assert (a.slices[-1], b.slices[-1]) == ({T: 50}, {T: 50})
+    fleet.applied(a, W0)
+    fleet.applied(b, W1)
     fleet.pass_time(5.0, (W0, a), (W1, b))
     assert (a.slices[-1], b.slices[-1]) == ({T: 50}, {T: 50})
     fleet.snapshot(a, A)
-    fleet.change(a, 1, tenant_pages={T: 45}, wants_more=frozenset({T}))
+    fleet.change(a, 1, tenant_pages={T: 45})
     fleet.pass_time(6.0, (W0, a), (W1, b))
-    assert (a.slices[-1], b.slices[-1]) == ({T: 75}, {T: 25})
+    assert (a.slices[-1], b.slices[-1]) == ({T: 50}, {T: 25})
+    fleet.applied(b, W1)
+    assert a.slices[-1] == {T: 75}
     assert fleet.manager.status(fleet.now)[0].tenant_pages == {T: 45}
     fleet.change(a, 2, tenant_pages={T: 0})
     assert fleet.manager.status(fleet.now)[0].tenant_pages == {}
 
 
-def test_without_caps_no_slices_are_pushed() -> None:
+def test_without_caps_a_worker_is_told_once_that_there_are_no_slices() -> None:
     fleet = Fleet()
     link = fleet.connect()
     fleet.pass_time(5.0, (W0, link))
-    assert link.slices == []
+    assert link.slices == [{}]
+
+
+def test_a_request_that_needs_more_than_its_slice_gets_it_as_soon_as_the_other_worker_gave_way() -> None:
+    fleet = Fleet(caps={T: 100})
+    a, b = fleet.connect(W0), fleet.connect(W1)
+    fleet.applied(a, W0, needs=80)
+    assert b.slices[-1] == {T: 20}
+    fleet.applied(b, W1, bound=30, held=30)
+    assert a.slices[-1] == {T: 70}
+    fleet.applied(a, W0, needs=80)
+    fleet.applied(b, W1)
+    assert a.slices[-1] == {T: 80}
+
+
+def test_after_a_restart_workers_of_the_copy_keep_what_they_have_and_others_wait_for_them() -> None:
+    fleet = Fleet(caps={T: 100})
+    keys = [WorkerKey(worker, Epoch(1), Namespace("n")) for worker in (W0, W1)]
+    fleet.manager.restore([CopiedWorker(key, {A}) for key in keys], fleet.now)
+    had = SlicesInForce(version=1, tenants={T: SliceInForce(max_pages=90, bound=90, held=3)})
+    fresh = fleet.connect(W1, epoch=2)
+    assert fresh.slices[-1] == {T: 0}
+    old = fleet.connect(W0, said=had)
+    assert old.slices[-1] == {T: 50}
+    fleet.pass_time(JOIN_S, (W0, old), (W1, fresh))
+    assert fresh.slices[-1] == {T: 10}
+    fleet.applied(old, W0)
+    assert fresh.slices[-1] == {T: 50}
+
+
+def test_without_a_copy_nothing_is_given_out_for_a_time() -> None:
+    fleet = Fleet(caps={T: 100})
+    fleet.manager.history_unknown(fleet.now)
+    link = fleet.connect()
+    fleet.pass_time(GONE_HOLD_S - TICK_S, (W0, link))
+    assert link.slices[-1] == {T: 0}
+    fleet.pass_time(TICK_S, (W0, link))
+    assert link.slices[-1] == {T: 100}
+
+
+async def test_a_silent_worker_stays_in_the_copy_as_long_as_its_slices_count() -> None:
+    copy = MemoryIndexCopy()
+    fleet = Fleet(caps={T: 100}, copy=copy)
+    link = fleet.connect()
+    assert fleet.manager.writer is not None
+    await fleet.manager.writer.flush()
+    fleet.manager.disconnect(W0, link, fleet.now)
+    for passed_s, num_known in ((GONE_HOLD_S, 1), (DROP_AFTER_S + 2 * TICK_S, 0)):
+        fleet.pass_time(passed_s)
+        await fleet.manager.writer.flush()
+        assert len(await copy.load()) == num_known
+
+
+def test_a_policy_is_confirmed_by_its_worker() -> None:
+    fleet = Fleet()
+    link = fleet.connect()
+    fleet.manager.on_policy(W0, link, 3, "eviction order 9 is not known", fleet.now)
+    assert fleet.manager.status(fleet.now)[0].policy_version == 0
+    fleet.manager.on_policy(W0, link, 3, "", fleet.now)
+    assert fleet.manager.status(fleet.now)[0].policy_version == 3

@@ -1,216 +1,273 @@
-"""Slices of a tenant's cap: never more than the cap in force, and pages go to who needs them."""
+"""Slices of a tenant's cap: pages go to who needs them, and back only when their worker says so."""
 
-import hypothesis.strategies as st
-from hypothesis import given, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-
-from kvmanager.core.slices import GONE_HOLD_S, SETTLE_S, SliceBook
+from kvmanager.core.slices import GONE_HOLD_S, JOIN_S, SliceBook
 from services.domain.ids import TenantId, WorkerId
+from services.domain.slices import NO_SLICES, SliceInForce, SlicesInForce
 
 T = TenantId("t")
-A, B = WorkerId("a"), WorkerId("b")
-NONE: frozenset[TenantId] = frozenset()
+A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
 
 
-def limit(book: SliceBook, worker: WorkerId) -> int:
-    return book.limits_of(worker)[T]
+class Fleet:
+    """A book, and workers that say at once that they have applied what is pushed, unless told not to."""
+
+    def __init__(self, cap: int = 100, expect_workers: int = 1) -> None:
+        self.book = SliceBook({T: cap}, expect_workers=expect_workers)
+        self.now = 0.0
+        self.silent: set[WorkerId] = set()
+        self.said: dict[WorkerId, SlicesInForce] = {}
+        self.bounds: dict[WorkerId, int] = {}
+        """What running sequences may still come to hold."""
+        self.needs: dict[WorkerId, tuple[int, float]] = {}
+        """And since when."""
+
+    def join(self, *workers: WorkerId, pages: int = 1000, said: SlicesInForce = NO_SLICES) -> None:
+        for worker in workers:
+            self.book.add_worker(worker, pages, said, self.now)
+            self.push(worker)
+
+    def push(self, worker: WorkerId) -> None:
+        version, limits = self.book.push(worker)
+        if worker not in self.silent:
+            self.say(worker, version, limits[T])
+
+    def say(self, worker: WorkerId, version: int | None = None, limit: int | None = None) -> None:
+        """Say that a version is applied, or say anew what was said before."""
+        last = self.said.get(worker, NO_SLICES)
+        limit = last.tenants[T].max_pages if limit is None else limit
+        needs, since = self.needs.get(worker, (0, self.now))
+        one = SliceInForce(
+            max_pages=limit,
+            bound=max(limit, self.bounds.get(worker, 0)),
+            held=self.bounds.get(worker, 0),
+            needs=needs,
+            waited_s=self.now - since,
+        )
+        said = SlicesInForce(version=last.version if version is None else version, tenants={T: one})
+        self.said[worker] = said
+        self.book.applied(worker, said, self.now)
+
+    def need(self, worker: WorkerId, pages: int) -> None:
+        self.needs[worker] = pages, self.now
+        self.say(worker)
+
+    def hold(self, worker: WorkerId, pages: int) -> None:
+        """Running sequences hold so much, and can come to no more."""
+        self.bounds[worker] = pages
+        self.say(worker)
+
+    def rebalance(self, after_s: float = 0.0) -> set[WorkerId]:
+        """Let the book move pages until it wants no more; return who was pushed to."""
+        self.now += after_s
+        pushed: set[WorkerId] = set()
+        while changed := self.book.rebalance(self.now):
+            pushed |= changed
+            for worker in changed:
+                self.push(worker)
+            if changed <= self.silent:
+                break
+        return pushed
+
+    def limit(self, worker: WorkerId) -> int:
+        return self.book.push(worker)[1][T]
+
+    @property
+    def limits(self) -> list[int]:
+        return [self.book._workers[worker].slices[T].limit for worker in (A, B)]
 
 
-def two_workers(cap: int = 100) -> SliceBook:
-    book = SliceBook({T: cap}, expect_workers=2)
-    book.add_worker(A, 1000, 0.0, same_boot=False)
-    book.add_worker(B, 1000, 0.0, same_boot=False)
-    book.rebalance(SETTLE_S)
-    return book
+def two(cap: int = 100) -> Fleet:
+    fleet = Fleet(cap, expect_workers=2)
+    fleet.join(A, B)
+    fleet.rebalance(JOIN_S)
+    return fleet
 
 
 def test_a_worker_alone_gets_the_cap_at_once() -> None:
-    book = SliceBook({T: 100})
-    book.add_worker(A, 1000, 0.0, same_boot=False)
-    assert limit(book, A) == 100
+    fleet = Fleet()
+    fleet.join(A)
+    assert fleet.limit(A) == 100
 
 
 def test_those_that_are_expected_get_equal_shares_at_once() -> None:
-    book = SliceBook({T: 100}, expect_workers=3)
-    for worker in (A, B, WorkerId("c")):
-        book.add_worker(worker, 1000, 0.0, same_boot=False)
-    assert [limit(book, worker) for worker in (A, B, WorkerId("c"))] == [34, 33, 33]
+    fleet = Fleet(expect_workers=3)
+    fleet.join(A, B, C)
+    assert [fleet.limit(worker) for worker in (A, B, C)] == [34, 33, 33]
 
 
 def test_an_expected_worker_that_does_not_come_leaves_its_share_to_the_others() -> None:
-    book = SliceBook({T: 100}, expect_workers=2)
-    book.add_worker(A, 1000, 0.0, same_boot=False)
-    assert limit(book, A) == 50
-    book.rebalance(SETTLE_S)
-    assert limit(book, A) == 100
+    fleet = Fleet(expect_workers=2)
+    fleet.join(A)
+    assert fleet.limit(A) == 50
+    fleet.rebalance(JOIN_S)
+    assert fleet.limit(A) == 100
 
 
-def test_a_worker_that_asks_gets_what_is_free_at_once() -> None:
-    book = SliceBook({T: 100}, expect_workers=2)
-    book.add_worker(A, 1000, 0.0, same_boot=False)
-    book.report(A, {T: 40}, NONE)
-    assert book.rebalance(0.1) == {A}
-    assert limit(book, A) == 100
+def test_a_worker_that_uses_80_percent_gets_what_is_free_at_once() -> None:
+    fleet = Fleet(expect_workers=2)
+    fleet.join(A)
+    fleet.book.report(A, {T: 40})
+    assert fleet.rebalance(0.1) == {A}
+    assert fleet.limit(A) == 100
 
 
 def test_a_slice_is_at_most_the_pool() -> None:
-    book = SliceBook({T: 100})
-    book.add_worker(A, 30, 0.0, same_boot=False)
-    book.rebalance(SETTLE_S)
-    assert limit(book, A) == 30
+    fleet = Fleet()
+    fleet.join(A, pages=30)
+    fleet.rebalance(JOIN_S)
+    assert fleet.limit(A) == 30
 
 
-def test_two_workers_share_the_cap() -> None:
-    book = two_workers()
-    assert (limit(book, A), limit(book, B)) == (50, 50)
+def test_pages_move_to_the_one_that_uses_them_once_the_other_gave_them_up() -> None:
+    fleet = two()
+    assert fleet.limits == [50, 50]
+    fleet.hold(A, 40)
+    fleet.hold(B, 4)
+    fleet.silent = {B}
+    assert fleet.rebalance() == {B}
+    assert (fleet.limits, fleet.book.in_force(T)) == ([50, 25], 100)
+    assert fleet.rebalance(1000.0) == set()
+    fleet.say(B, version=fleet.book.push(B)[0], limit=25)
+    assert fleet.rebalance() == {A}
+    assert (fleet.limits, fleet.book.in_force(T)) == ([75, 25], 100)
 
 
-def test_pages_move_to_the_one_that_asks_after_the_other_gave_them_up() -> None:
-    book = two_workers()
-    book.report(A, {T: 40}, frozenset({T}))
-    book.report(B, {T: 4}, NONE)
-    assert book.rebalance(10.0) == {B}
-    assert (limit(book, A), limit(book, B)) == (50, 25)
-    assert book.in_force(T) == 100
-    assert book.rebalance(10.0 + SETTLE_S / 2) == set()
-    book.rebalance(10.0 + SETTLE_S)
-    assert (limit(book, A), limit(book, B)) == (75, 25)
+def test_a_request_that_needs_more_than_its_share_gets_it() -> None:
+    fleet = two()
+    fleet.hold(B, 4)
+    fleet.need(A, 60)
+    fleet.rebalance()
+    assert fleet.limits[0] >= 60
+    assert sum(fleet.limits) <= 100
 
 
-def test_pages_still_held_are_not_given_away() -> None:
-    book = two_workers()
-    book.report(A, {T: 50}, frozenset({T}))
-    book.report(B, {T: 4}, NONE)
-    book.rebalance(10.0)
-    book.report(B, {T: 45}, NONE)  # Taken before it heard of its smaller slice; it is asking now, too.
-    book.rebalance(10.0 + SETTLE_S)
-    assert (limit(book, A), book.in_force(T)) == (50, 100)
-    book.report(B, {T: 10}, NONE)
-    book.rebalance(20.0)
-    book.rebalance(20.0 + SETTLE_S)
-    assert (limit(book, A), limit(book, B)) == (75, 25)
+def test_a_request_that_needs_the_whole_cap_gets_it_where_nothing_runs() -> None:
+    fleet = two()
+    fleet.need(A, 100)
+    fleet.rebalance()
+    assert fleet.limits == [100, 0]
 
 
-def test_who_is_over_its_smaller_slice_keeps_the_others_small_until_it_drained() -> None:
-    book = two_workers()
-    book.report(A, {T: 50}, frozenset({T}))
-    book.rebalance(10.0)
-    book.rebalance(10.0 + SETTLE_S)
-    book.report(A, {T: 75}, frozenset({T}))
-    book.report(B, {T: 25}, frozenset({T}))
-    book.rebalance(20.0)
-    book.rebalance(20.0 + SETTLE_S)
-    assert (limit(book, A), limit(book, B), book.in_force(T)) == (50, 25, 100)
-    book.report(A, {T: 50}, frozenset({T}))
-    book.rebalance(25.0 + SETTLE_S)
-    assert (limit(book, A), limit(book, B), book.in_force(T)) == (50, 50, 100)
+def test_what_running_sequences_may_still_take_is_given_away_only_when_they_have_ended() -> None:
+    fleet = two()
+    fleet.hold(B, 45)
+    fleet.need(A, 60)
+    fleet.rebalance()
+    assert (fleet.limits, fleet.book.in_force(T)) == ([55, 40], 100)
+    fleet.hold(B, 43)
+    fleet.rebalance()
+    assert fleet.limits == [57, 40]
+    fleet.hold(B, 10)
+    fleet.rebalance()
+    assert fleet.limits == [60, 40]
 
 
-def test_a_worker_that_comes_late_gets_its_share() -> None:
-    book = SliceBook({T: 100})
-    book.add_worker(A, 1000, 0.0, same_boot=False)
-    book.rebalance(SETTLE_S)
-    book.add_worker(B, 1000, 10.0, same_boot=False)
-    assert limit(book, B) == 0
-    book.rebalance(10.5)
-    assert limit(book, A) == 50
-    book.rebalance(10.5 + SETTLE_S)
-    assert limit(book, B) == 50
+def test_of_two_requests_that_exclude_each_other_the_older_goes_first_and_then_the_other() -> None:
+    fleet = two()
+    fleet.need(B, 70)
+    fleet.now += 1.0
+    fleet.need(A, 60)
+    fleet.rebalance()
+    assert fleet.limits == [30, 70]
+    fleet.needs.pop(B)
+    fleet.hold(B, 70)
+    fleet.rebalance(1.0)
+    assert fleet.limits[0] == 30
+    fleet.hold(B, 0)
+    fleet.rebalance(1.0)
+    assert fleet.limits[0] == 60
+
+
+def test_an_older_need_keeps_its_pages_while_a_younger_one_waits() -> None:
+    """Between the push and the start nothing that comes in takes them back."""
+    fleet = two()
+    fleet.need(A, 60)
+    fleet.rebalance()
+    fleet.need(B, 90)
+    fleet.rebalance()
+    assert fleet.limits == [60, 40]
+
+
+def test_shares_are_fair_again_once_nobody_needs_more() -> None:
+    fleet = two()
+    fleet.need(A, 100)
+    fleet.rebalance()
+    fleet.needs.pop(A)
+    fleet.say(A)
+    fleet.rebalance(JOIN_S)
+    assert fleet.limits == [50, 50]
+
+
+def test_a_worker_that_comes_late_gets_its_share_once_the_first_has_given_it_up() -> None:
+    fleet = Fleet()
+    fleet.join(A)
+    fleet.rebalance(JOIN_S)
+    fleet.silent = {A}
+    fleet.join(B)
+    fleet.rebalance(JOIN_S)
+    assert fleet.limits == [50, 0]
+    fleet.say(A, version=fleet.book.push(A)[0], limit=50)
+    fleet.rebalance()
+    assert fleet.limits == [50, 50]
 
 
 def test_a_lost_workers_slice_counts_until_it_is_surely_gone() -> None:
-    book = two_workers()
-    book.lose_worker(B, 20.0)
-    book.report(A, {T: 50}, frozenset({T}))
-    book.rebalance(21.0)
-    assert limit(book, A) == 50
-    book.rebalance(20.0 + GONE_HOLD_S)
-    assert limit(book, A) == 100
+    fleet = two()
+    fleet.book.lose_worker(B, fleet.now)
+    fleet.hold(A, 50)
+    fleet.rebalance(GONE_HOLD_S - 1)
+    assert fleet.limit(A) == 50
+    fleet.rebalance(1.0)
+    assert fleet.limit(A) == 100
 
 
-def test_a_new_boot_gives_up_the_old_ones_slices_and_the_same_boot_keeps_them() -> None:
-    book = two_workers()
-    book.lose_worker(B, 20.0)
-    book.add_worker(B, 1000, 21.0, same_boot=True)
-    assert limit(book, B) == 50
-    book.lose_worker(B, 22.0)
-    book.add_worker(B, 1000, 23.0, same_boot=False)
-    assert limit(book, B) == 50
-    assert book.in_force(T) == 100
+def test_a_new_boot_frees_what_the_old_one_had() -> None:
+    fleet = two()
+    fleet.hold(B, 50)
+    fleet.book.lose_worker(B, fleet.now)
+    fleet.need(A, 100)
+    fleet.rebalance()
+    assert fleet.limits[0] == 50
+    fleet.bounds.pop(B)
+    fleet.join(B)
+    fleet.rebalance()
+    assert fleet.limits == [100, 0]
 
 
-class Escrow(RuleBasedStateMachine):
-    """Workers obey their last slice, at most `SETTLE_S` late, and hold what they like inside it."""
-
-    CAP = 64
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.book = SliceBook({T: self.CAP})
-        self.now = 0.0
-        self.heard: dict[WorkerId, int] = {}
-        self.sent: dict[WorkerId, list[tuple[float, int]]] = {}
-        """What is on its way to each worker, in order, after what it has heard last."""
-        self.used: dict[WorkerId, int] = {}
-
-    @initialize(num_workers=st.integers(1, 5))
-    def expect(self, num_workers: int) -> None:
-        self.book = SliceBook({T: self.CAP}, expect_workers=num_workers)
-
-    @precondition(lambda self: len(self.heard) < 4)
-    @rule(pages=st.integers(1, 80))
-    def join(self, pages: int) -> None:
-        worker = WorkerId(f"w{len(self.heard)}")
-        self.book.add_worker(worker, pages, self.now, same_boot=False)
-        self.heard[worker] = limit(self.book, worker)
-        self.sent[worker] = []
-        self.used[worker] = 0
-
-    @precondition(lambda self: self.heard)
-    @rule(data=st.data(), wants=st.booleans())
-    def hold(self, data: st.DataObject, wants: bool) -> None:
-        worker = data.draw(st.sampled_from(sorted(self.heard)))
-        most = max(self.heard[worker], self.used[worker])
-        self.used[worker] = data.draw(st.integers(0, most))
-        self.book.report(worker, {T: self.used[worker]}, frozenset({T}) if wants else NONE)
-
-    @precondition(lambda self: any(self.sent.values()))
-    @rule(data=st.data())
-    def hear(self, data: st.DataObject) -> None:
-        worker = data.draw(st.sampled_from(sorted(w for w, coming in self.sent.items() if coming)))
-        _, self.heard[worker] = self.sent[worker].pop(0)
-
-    @rule(passed_s=st.floats(0.1, 3.0))
-    def tick(self, passed_s: float) -> None:
-        self.now += passed_s
-        for worker, coming in self.sent.items():
-            while coming and self.now - coming[0][0] >= SETTLE_S:
-                _, self.heard[worker] = coming.pop(0)
-        for worker in self.book.rebalance(self.now):
-            self.sent[worker].append((self.now, limit(self.book, worker)))
-
-    @invariant()
-    def the_cap_holds(self) -> None:
-        assert self.book.in_force(T) <= self.CAP
-        assert sum(max(self.heard[w], self.used[w]) for w in self.heard) <= self.CAP
-        assert sum(limit(self.book, worker) for worker in self.heard) <= self.CAP
+def test_the_same_boot_keeps_what_it_says_that_it_has() -> None:
+    fleet = two()
+    fleet.silent = {B}
+    fleet.need(A, 80)
+    fleet.rebalance()
+    fleet.book.lose_worker(B, fleet.now)
+    fleet.join(B, said=fleet.said[B])
+    fleet.rebalance()
+    assert (fleet.limits, fleet.book.in_force(T)) == ([50, 20], 100)
+    fleet.say(B, version=fleet.book.push(B)[0], limit=20)
+    fleet.rebalance()
+    assert fleet.limits == [80, 20]
 
 
-TestEscrow = Escrow.TestCase
-TestEscrow.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+def test_after_a_restart_nothing_is_given_out_until_all_who_were_there_have_spoken() -> None:
+    before = two()
+    fleet = Fleet(expect_workers=2)
+    fleet.now = 1000.0
+    for worker in (A, B):
+        fleet.book.expect_back(worker, fleet.now)
+    fleet.join(C)
+    fleet.join(A, said=before.said[A])
+    fleet.rebalance(JOIN_S)
+    assert (fleet.limit(A), fleet.limit(C)) == (50, 0)
+    fleet.join(B, said=before.said[B])
+    fleet.rebalance(JOIN_S)
+    assert [fleet.limit(worker) for worker in (A, B, C)] == [33, 33, 33]
 
 
-@given(cap=st.integers(1, 50), pools=st.lists(st.integers(1, 40), min_size=1, max_size=6))
-def test_whoever_holds_all_of_its_slice_ends_with_all_that_the_others_do_not_need(
-    cap: int, pools: list[int]
-) -> None:
-    book = SliceBook({T: cap})
-    workers = [WorkerId(f"w{i}") for i in range(len(pools))]
-    for worker, pool in zip(workers, pools, strict=True):
-        book.add_worker(worker, pool, 0.0, same_boot=False)
-    for step in range(60):
-        book.report(workers[0], {T: limit(book, workers[0])}, frozenset({T}))
-        book.rebalance(step * 1.0)
-    fair = cap // len(pools)
-    floors = sum(min(pool, max(fair // 2, 1)) for pool in pools[1:])
-    assert limit(book, workers[0]) >= min(pools[0], cap - floors)
+def test_one_that_does_not_come_back_after_a_restart_holds_pages_back_for_a_time_only() -> None:
+    fleet = Fleet()
+    fleet.book.expect_back(None, fleet.now)
+    fleet.join(A)
+    fleet.rebalance(GONE_HOLD_S - 1)
+    assert fleet.limit(A) == 0
+    fleet.rebalance(1.0)
+    assert fleet.limit(A) == 100

@@ -4,6 +4,7 @@ import asyncio
 
 from services.domain.errors import LimitExpired
 from services.domain.ids import BlockHash
+from services.domain.slices import NO_SLICES, SliceInForce, SlicesInForce
 from services.rpc.worker_scheduler_link import TokensUsed
 from tests.unit.worker.engine_stand_in import TENANT, HandSteps, Observed, ended, key, stats, submit
 from worker.async_engine import AsyncEngine, handle_in
@@ -98,14 +99,17 @@ class Feed:
     def __init__(self) -> None:
         self.told: list[object] = []
 
-    def removed(self, block: BlockHash) -> None:
-        self.told.append(("removed", block))
+    def removed(self, block: BlockHash, *, by_policy: bool) -> None:
+        self.told.append(("idle" if by_policy else "removed", block))
 
     def stored(self, block: BlockHash) -> None:
         self.told.append(("stored", block))
 
-    def flush_soon(self, tenant_pages: object, wants_more: object) -> None:
-        self.told.append((tenant_pages, wants_more))
+    def flush_soon(self, tenant_pages: object) -> None:
+        self.told.append(tenant_pages)
+
+    def slices_changed(self, slices: SlicesInForce) -> None:
+        self.told.append(slices)
 
 
 async def test_kv_changes_are_passed_on_in_order_and_idle_steps_not() -> None:
@@ -117,6 +121,29 @@ async def test_kv_changes_are_passed_on_in_order_and_idle_steps_not() -> None:
     await bench.step(
         kv_events=(Removed(a, TENANT, RemovalReason.SPACE), Stored(b, None, TENANT, 0)),
         tenant_pages={TENANT: 3},
-        wants_more=(TENANT,),
     )
-    assert feed.told == [("removed", a), ("stored", b), ({TENANT: 3}, (TENANT,))]
+    await bench.step(kv_events=(Removed(b, TENANT, RemovalReason.IDLE),))
+    assert feed.told == [("removed", a), ("stored", b), {TENANT: 3}, ("idle", b), {}]
+
+
+def in_force(version: int, pages: int) -> SlicesInForce:
+    one = SliceInForce(max_pages=pages, bound=pages, held=0)
+    return SlicesInForce(version=version, tenants={TENANT: one})
+
+
+async def test_slices_that_are_posted_and_not_applied_count_in_the_hello() -> None:
+    """They act whatever happens to the stream that brought them."""
+    bench = await started()
+    feed, report = Feed(), KvReport(bench.engine)
+    report.tell(feed)
+    assert report.slices() == NO_SLICES
+    report.set_slices(1, {TENANT: 50}, {TENANT: 100}, None)
+    await bench.step(slices=in_force(1, 50))
+    assert feed.told == [in_force(1, 50)]
+    report.set_slices(2, {TENANT: 80}, {TENANT: 100}, None)
+    report.set_slices(3, {TENANT: 20}, {TENANT: 100}, None)
+    assert report.slices() == in_force(1, 80)
+    await bench.step(slices=in_force(2, 80))
+    await bench.step(slices=in_force(3, 20))
+    assert report.slices() == in_force(3, 20)
+    assert [command.version for command in bench.steps.commands] == [1, 2, 3]
