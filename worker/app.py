@@ -44,7 +44,7 @@ from worker.placements import PlacementBook
 from worker.reporting import KvReport, LoadReport
 from worker.service import SERVICE_NAME, EarlyServicer, WorkerServicer
 from worker.step_loop import StepLoop
-from worker.telemetry import RequestTelemetry, StepMetrics
+from worker.telemetry import RequestTelemetry, StepMetrics, tell_kernels
 
 WATCH_S = 0.25
 """Seconds between two looks for silent gateways, late placements and a stuck engine."""
@@ -153,6 +153,7 @@ class Worker:
             RequestTelemetry(self._metrics, profile.model),
         )
         engine.listen(StepMetrics(self._metrics).on_step)
+        tell_kernels(self._metrics, profile.kernels)
         facts = WorkerFacts(
             name=WorkerId(config.name),
             epoch=self._lifecycle.epoch,

@@ -8,12 +8,22 @@ from enum import StrEnum
 from pathlib import Path
 
 from services.chassis.config import ByteSize, check_range
-from services.domain.kv_layout import PAGE_SIZES
+from services.domain.kv_layout import PAGE_SIZES, KvFormat
+
+
+class Compute(StrEnum):
+    """What activations become before a product with a quantised weight."""
+
+    INT8 = "int8"
+    FP32 = "fp32"
 
 
 class ExecutorKind(StrEnum):
     """What computes a step."""
 
+    AUTO = "auto"
+    """Native, or torch where that cannot be."""
+    NATIVE = "native"
     TORCH = "torch"
     SIM = "sim"
 
@@ -29,8 +39,15 @@ class WorkerConfig:
     """Stable name of this process, unique in the fleet."""
     model: str = ""
     """NAME=PATH: the name callers use, and a model folder or GGUF file; a sim takes a bare NAME too."""
-    executor: ExecutorKind = ExecutorKind.TORCH
-    """torch computes; sim only takes the time that computing would."""
+    executor: ExecutorKind = ExecutorKind.AUTO
+    """native computes in C++, torch is the reference, auto takes native where it can, else torch; sim only
+    waits as long as computing would take."""
+    compute: Compute = Compute.INT8
+    """What activations become before a product with quantised weights: int8 in groups of 32, or fp32."""
+    kv_format: KvFormat | None = None
+    """Numbers of the KV memory: f32, bf16 or int8; absent: int8, and f32 in torch, which has no other."""
+    instruction_set: str = "auto"
+    """What native code is made for: avx512vnni, avx2vnni, avx2, neon or portable; auto: this CPU's best."""
     host: str = "127.0.0.1"
     """Address to listen on; beyond loopback only with --insecure."""
     port: int = 50060

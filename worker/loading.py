@@ -1,6 +1,6 @@
 """Opens the model, loads the executor and sizes its pool, before anything is served.
 
-Blocking, and run in a thread. Knows which executor needs what; imports torch only for the torch executor.
+Blocking, and run in a thread. Knows pools and the sim; which executor computes is `executor_choice`'s to say.
 """
 
 import time
@@ -16,9 +16,10 @@ from services.chassis.fatal import FatalError
 from services.domain.generation import SamplingParams
 from worker.config import ExecutorKind, WorkerConfig
 from worker.engine.batch import Batch, SampleRow
+from worker.executor_choice import load_executor
 from worker.executors.base import Executor
 from worker.executors.sim import CostModel, SimConfig, SimExecutor, SimFaults
-from worker.memory import PoolNeed, PoolSize, check_weights_fit, free_memory_bytes, size_pool
+from worker.memory import PoolNeed, PoolSize, free_memory_bytes, size_pool
 
 SIM_TOKEN_BYTES = 23_040
 """What a token of a model of 135M parameters takes in 16-bit numbers."""
@@ -26,8 +27,6 @@ SIM_FREE_BYTES = 1 << 30
 """Memory that a sim pretends to have."""
 SIM_WORDS = 4096
 """Words that a sim with a real vocabulary draws from."""
-WEIGHT_BYTES_PER_PARAMETER = 4
-"""The torch executor keeps weights in float32."""
 
 _log = structlog.get_logger()
 
@@ -49,7 +48,7 @@ def load(config: WorkerConfig) -> Loaded:
     """
     started = time.monotonic()
     try:
-        executor = _load_sim(config) if config.executor is ExecutorKind.SIM else _load_torch(config)
+        executor = _load_sim(config) if config.executor is ExecutorKind.SIM else load_executor(config)
     except ArtifactError as exc:
         raise FatalError(str(exc)) from exc
     profile = executor.profile
@@ -95,23 +94,6 @@ def warm_up_batch() -> Batch:
         page_table=int32(0).reshape(1, 1),
         out_rows=int32(0),
         sampling=(row,),
-    )
-
-
-def _load_torch(config: WorkerConfig) -> Executor:
-    assert config.model_path is not None, "checked by the configuration"
-    artifact = open_artifact(config.model_path)
-    parameters = sum(int(np.prod(tensor.shape)) for tensor in artifact.tensors.values())
-    check_weights_fit(parameters * WEIGHT_BYTES_PER_PARAMETER, free_memory_bytes())
-    try:
-        from worker.executors.torch_executor import load_torch_executor
-    except ModuleNotFoundError as exc:
-        raise FatalError(f"the torch executor needs torch: pip install 'quire[torch]' ({exc})") from exc
-    return load_torch_executor(
-        config.model_path,
-        model_name=config.model_name,
-        page_size=config.page_size,
-        num_threads=config.threads,
     )
 
 

@@ -4,6 +4,7 @@ Knows what is worth watching; never holds a prompt or an output, and cannot fail
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -15,6 +16,7 @@ from services.domain.generation import FinishReason
 from services.domain.ids import RequestKey
 from worker.async_engine import LiveRequest
 from worker.engine.outputs import ChoiceEnded, Ended, Refused, StepOutputs
+from worker.executors.base import KernelUse
 
 _log = structlog.get_logger()
 
@@ -93,6 +95,17 @@ class StepMetrics:
                 self._finished.add(1, "cancelled")
             elif isinstance(event, Ended | Refused) and event.error is not None:
                 self._finished.add(1, event.error.reason)
+
+
+def tell_kernels(metrics: Metrics, kernels: Sequence[KernelUse]) -> None:
+    """Say once what each kind of layer really runs on: quantised weights served as floats are seen here."""
+    gauge = metrics.gauge(
+        "quire_kernel_info",
+        "Products of the model, by layers and the kernel they run",
+        ["layer_kind", "kernel"],
+    )
+    for use in kernels:
+        gauge.set(use.count, use.layer_kind, use.kernel)
 
 
 @dataclass(frozen=True, slots=True)

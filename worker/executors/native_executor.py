@@ -21,7 +21,7 @@ from services.domain.ids import Namespace
 from services.domain.kv_layout import KvFormat, KvLayout, KvOrder
 from worker.engine.batch import Batch, StepResult
 from worker.executors.base import ExecutorFault, ModelProfile
-from worker.executors.native.bound_plan import bind_plan, check_supported
+from worker.executors.native.bound_plan import UnsupportedOperation, bind_plan, check_supported
 from worker.executors.native.build import Built, build
 from worker.executors.native.library import Batch as NativeBatch
 from worker.executors.native.library import Compute, Library, NativeError
@@ -200,14 +200,19 @@ def load_native_executor(
     Raises:
         ArtifactError: The model cannot be read or is not one that we compute; names file and tensor.
         NoCompiler: The library is not compiled and cannot be.
-        UnsupportedOperation: The library lacks an operation of the model.
+        UnsupportedOperation: The library lacks an operation, a shape or a format of the model.
     """
     options = NativeOptions() if options is None else options
     artifact = open_artifact(path)
     model, weights = open_model(artifact)
     check_supported(model.plan)
     built = build(options.instruction_set)
-    return NativeExecutor(model, weights, built, name=model_name, revision=artifact.revision, options=options)
+    try:
+        return NativeExecutor(
+            model, weights, built, name=model_name, revision=artifact.revision, options=options
+        )
+    except NativeError as exc:
+        raise UnsupportedOperation(str(exc)) from exc
 
 
 def _num_cores() -> int:

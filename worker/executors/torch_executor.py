@@ -19,11 +19,14 @@ from services.domain.ids import Namespace
 from services.domain.kv_layout import KvFormat, KvLayout
 from worker.engine.batch import Batch, StepResult
 from worker.engine.sampler import sample
-from worker.executors.base import ExecutorFault, ModelProfile
+from worker.executors.base import ExecutorFault, KernelUse, ModelProfile
 from worker.executors.torch_plan import TorchPlan
 from worker.executors.torch_step import StepBuilder
 from worker.executors.weights.loader import WeightSource, open_model
 from worker.models.registry import BuiltModel
+from worker.plan.op import OpKind
+
+_PRODUCTS = (OpKind.LINEAR, OpKind.LOGITS)
 
 LogitsTap = Callable[[Batch, NDArray[np.float32]], None]
 
@@ -60,6 +63,8 @@ class TorchExecutor:
             page_size=page_size,
             page_bytes=self._layout.page_bytes,
             weight_bytes=self._plan.weight_bytes,
+            # Whatever the file holds, products read float32.
+            kernels=(KernelUse("all", "torch_float32", sum(op.kind in _PRODUCTS for op in plan.ops)),),
         )
         self._num_heads, self._windows = plan.num_heads, plan.windows
         self._rows: Tensor | None = None

@@ -16,7 +16,7 @@ def test_flags_of_a_real_worker() -> None:
     config = configured("--model", "smol=/models/smol", "--kv-memory", "512MiB", "--max-sequences", "8")
     assert (config.model_name, config.model_path) == ("smol", Path("/models/smol"))
     assert config.kv_memory == 512 << 20
-    assert config.executor is ExecutorKind.TORCH
+    assert config.executor is ExecutorKind.AUTO
 
 
 def test_a_sim_needs_no_files() -> None:

@@ -36,7 +36,13 @@ _PRODUCTS = (OpKind.LINEAR, OpKind.LOGITS)
 
 
 class UnsupportedOperation(Exception):
-    """The plan has an operation that the native library does not compute."""
+    """The model needs something that the native library does not compute."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"the native executor does not compute this model ({what}):"
+            " install the torch executor: pip install 'quire[torch]'"
+        )
 
 
 def check_supported(plan: Plan) -> None:
@@ -47,7 +53,7 @@ def check_supported(plan: Plan) -> None:
     """
     for op in plan.ops:
         if op.kind not in OP_KINDS:
-            raise UnsupportedOperation(f"the native executor does not compute {op.kind}")
+            raise UnsupportedOperation(f"its plan has {op.kind}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,16 +200,17 @@ def _pack(
     else:
         arrays = [np.concatenate([part for part in parts if not isinstance(part, QuantizedMatrix)])]
     rows, cols = arrays[0].shape if arrays[0].ndim == 2 else (1, len(arrays[0]))
-    num_bytes = library.call("packed_bytes", kind, rows, cols, group)
-    if num_bytes < 0:
+    room = library.call("packed_bytes", kind, rows, cols, group)
+    if room < 0:
         raise NativeError(library.last_error())
-    packed = np.zeros(num_bytes, np.uint8)
+    packed = np.zeros(room, np.uint8)
     pointers = [ctypes.c_void_p(np.ascontiguousarray(array).ctypes.data) for array in arrays]
     if group:
         library.check("pack_codes", kind, rows, cols, group, *pointers, packed.ctypes.data)
     else:
         library.check("pack_floats", kind, rows, cols, *pointers, packed.ctypes.data)
-    return packed, PackedWeight(kind, rows, cols, group, offset, num_bytes)
+    num_bytes = library.call("used_bytes", kind, rows, cols, group, packed.ctypes.data)
+    return packed[:num_bytes], PackedWeight(kind, rows, cols, group, offset, num_bytes)
 
 
 def _write_marker(partial: Path, path: Path, sha256: str, entries: Mapping[str, PackedWeight]) -> None:

@@ -1,0 +1,119 @@
+"""Which executor a worker runs, and what it says when it cannot have it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from services.chassis.fatal import FatalError
+from services.domain.kv_layout import KvFormat
+from tests.unit.executors.tiny_models import make_model, save_folder
+from worker import executor_choice
+from worker.config import ExecutorKind, WorkerConfig
+from worker.executor_choice import load_executor
+from worker.executors.native import bound_plan
+from worker.plan.op import OpKind
+
+pytestmark = pytest.mark.timeout(600)
+"""The first test compiles the library."""
+
+TORCH_BLOCKED = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "triton"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+from worker.config import WorkerConfig
+from worker.loading import load, warm_up_batch
+
+loaded = load(WorkerConfig(model="tiny=" + sys.argv[1], kv_memory=1 << 20))
+assert loaded.executor.execute(warm_up_batch()).failed.tolist() == [False]
+assert not {"torch", "triton"} & set(sys.modules)
+print(loaded.executor.profile.executor)
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_folder(make_model("llama"), tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+
+
+@pytest.fixture
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor_choice, "_has_torch", lambda: False)
+
+
+def config(model: Path, kind: ExecutorKind = ExecutorKind.AUTO, **fields: object) -> WorkerConfig:
+    return WorkerConfig(model=f"tiny={model}", executor=kind, threads=1, **fields)  # type: ignore[arg-type]
+
+
+def test_a_worker_starts_natively_without_torch(model: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TORCH_BLOCKED, str(model)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "native"
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_torch_serves_where_there_is_no_compiler_and_that_is_said_once(model: Path) -> None:
+    with capture_logs() as logs:
+        assert load_executor(config(model)).profile.executor == "torch"
+    (line,) = [log for log in logs if log["event"] == "torch_serves_instead_of_native"]
+    assert "no g++" in line["because"]
+
+
+@pytest.mark.usefixtures("no_compiler", "no_torch")
+def test_without_compiler_and_torch_one_line_names_both_remedies(model: Path) -> None:
+    with pytest.raises(FatalError, match=r"install g\+\+.*pip install 'quire\[torch\]'") as raised:
+        load_executor(config(model))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_who_asks_for_native_gets_nothing_else(model: Path) -> None:
+    with pytest.raises(FatalError, match=r"install g\+\+"):
+        load_executor(config(model, ExecutorKind.NATIVE))
+
+
+def test_torch_serves_a_model_with_an_operation_that_is_lacking(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(bound_plan.OP_KINDS, OpKind.ACT_MUL)
+    with capture_logs() as logs:
+        assert load_executor(config(model)).profile.executor == "torch"
+    assert any("act_mul" in str(log.get("because")) for log in logs)
+    with pytest.raises(FatalError, match=r"act_mul.*quire\[torch\]"):
+        load_executor(config(model, ExecutorKind.NATIVE))
+
+
+def test_torch_serves_a_shape_that_is_lacking(tmp_path: Path) -> None:
+    narrow = save_folder(make_model("llama", num_attention_heads=8, num_key_value_heads=8), tmp_path)
+    with capture_logs() as logs:
+        assert load_executor(config(narrow)).profile.executor == "torch"
+    assert any("head_dim 8" in str(log.get("because")) for log in logs)
+
+
+def test_torch_is_taken_when_asked_for(model: Path) -> None:
+    assert load_executor(config(model, ExecutorKind.TORCH)).profile.executor == "torch"
+
+
+def test_torch_has_no_narrow_kv_and_says_who_has(model: Path) -> None:
+    with pytest.raises(FatalError, match="--kv-format int8 with --executor native"):
+        load_executor(config(model, ExecutorKind.TORCH, kv_format=KvFormat.INT8))
+
+
+def test_an_unknown_instruction_set_is_an_error_and_no_reason_for_torch(model: Path) -> None:
+    with pytest.raises(FatalError, match="--instruction-set mmx"):
+        load_executor(config(model, instruction_set="mmx"))

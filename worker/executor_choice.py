@@ -1,0 +1,99 @@
+"""Chooses what computes a model on this machine, and loads it.
+
+Knows which executor needs what: the native one a compiler and a plan whose operations it has, the torch one
+its extra. Imports torch only when that is what computes; knows nothing of pools or of what is served.
+"""
+
+import importlib.util
+from math import prod
+from pathlib import Path
+
+import structlog
+
+from services.artifacts.artifact import ModelArtifact, open_artifact
+from services.artifacts.tensors import TensorRef
+from services.chassis.fatal import FatalError
+from services.domain.kv_layout import KvFormat
+from worker.config import Compute, ExecutorKind, WorkerConfig
+from worker.executors.base import Executor
+from worker.executors.native.bound_plan import UnsupportedOperation
+from worker.executors.native.build import NoCompiler
+from worker.executors.native.library import Compute as NativeCompute
+from worker.executors.native_executor import NativeOptions, load_native_executor
+from worker.memory import check_weights_fit, free_memory_bytes
+
+TORCH_WEIGHT_BYTES = 4
+"""Bytes of a number: the torch executor keeps weights in float32."""
+
+_log = structlog.get_logger()
+
+
+def load_executor(config: WorkerConfig) -> Executor:
+    """Load the model that `config` names into the executor that it asks for.
+
+    `auto` takes the native one, and torch where there is no compiler or an operation is lacking; that is said
+    once.
+
+    Raises:
+        ArtifactError: The model cannot be read or computed.
+        FatalError: What it takes is not here, or memory is too small; one line says what to do.
+    """
+    assert config.model_path is not None, "checked by the configuration"
+    if config.executor is ExecutorKind.TORCH:
+        return _load_torch(config, config.model_path)
+    try:
+        return _load_native(config, config.model_path)
+    except (NoCompiler, UnsupportedOperation) as exc:
+        if config.executor is ExecutorKind.NATIVE or not _has_torch():
+            raise FatalError(str(exc)) from exc
+        _log.warning("torch_serves_instead_of_native", because=str(exc))
+    return _load_torch(config, config.model_path)
+
+
+def native_weight_bytes(artifact: ModelArtifact) -> int:
+    """Return about what a model's weights take in the native executor."""
+    return int(sum(_packed_bytes(tensor) for tensor in artifact.tensors.values()))
+
+
+def _load_native(config: WorkerConfig, path: Path) -> Executor:
+    check_weights_fit(native_weight_bytes(open_artifact(path)), free_memory_bytes())
+    options = NativeOptions(
+        page_size=config.page_size,
+        kv_format=config.kv_format or KvFormat.INT8,
+        compute=NativeCompute.F32 if config.compute is Compute.FP32 else NativeCompute.INT8,
+        num_threads=config.threads,
+        instruction_set=config.instruction_set,
+    )
+    return load_native_executor(path, model_name=config.model_name, options=options)
+
+
+def _load_torch(config: WorkerConfig, path: Path) -> Executor:
+    if config.kv_format not in (None, KvFormat.F32):
+        raise FatalError(
+            f"the torch executor keeps KV in f32; take --kv-format {config.kv_format} with --executor native"
+        )
+    num_parameters = sum(prod(tensor.shape) for tensor in open_artifact(path).tensors.values())
+    check_weights_fit(num_parameters * TORCH_WEIGHT_BYTES, free_memory_bytes())
+    try:
+        from worker.executors.torch_executor import load_torch_executor
+    except ModuleNotFoundError as exc:
+        raise FatalError(f"the torch executor needs torch: pip install 'quire[torch]' ({exc})") from exc
+    return load_torch_executor(
+        path, model_name=config.model_name, page_size=config.page_size, num_threads=config.threads
+    )
+
+
+def _has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
+def _packed_bytes(tensor: TensorRef) -> float:
+    """Return what a tensor takes packed: codes of 4 or 8 bits, and 8 bytes for each group of 32 or 16."""
+    if not tensor.format.is_quantised:
+        return tensor.num_bytes
+    count = prod(tensor.shape)
+    bits = 8 * tensor.num_bytes / count
+    if bits < 4:
+        # Formats below 4 bits have no codes that the products read, and become floats.
+        return 4.0 * count
+    return count * (0.75 if bits <= 5 else 1.5)
