@@ -45,8 +45,8 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(SERVE_STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "installing pinned dependencies (torch among them, about 200 MB on a CPU)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch]'
+	@echo "installing pinned dependencies"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
 $(DEV_STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -186,7 +186,7 @@ def _worker(suite: Suite, index: int) -> Process:
     ports, model = suite.ports, suite.models[index % len(suite.models)]
     flags = [
         *("--name", f"worker-{index}", "--model", model.flag()),
-        *("--executor", "sim" if suite.sim else "torch"),
+        *(("--executor", "sim") if suite.sim else ()),
         *("--scheduler", f"{LOOPBACK}:{ports.scheduler}", "--kvmanager", f"{LOOPBACK}:{ports.kvmanager}"),
     ]
     if suite.kv_memory is not None:

@@ -48,7 +48,7 @@ class UpConfig:
     workers: int | None = None
     """Worker processes, dealt to the models in turn; absent: one per model."""
     sim: bool = False
-    """Simulate the model: no weights and no torch, the same processes and protocols."""
+    """Simulate the model: no weights, the same processes and protocols."""
     port_offset: int = 0
     """Added to every port."""
     kv_memory: ByteSize | None = None
@@ -81,10 +81,6 @@ def main(argv: Sequence[str]) -> int:
     if config.config is not None:
         os.environ["QUIRE_CONFIG"] = str(config.config.resolve())
     check_bind(config.host, config.insecure, has_credentials=False)
-    if not config.sim and importlib.util.find_spec("torch") is None:
-        raise FatalError(
-            "torch is not installed: pip install 'quire[torch]', or simulate with quire up --sim"
-        )
     cache = cache_folder(os.environ)
     folder = make_run_folder(cache)
     suite = _suite(config, folder)

@@ -19,6 +19,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from redis.asyncio import Redis
 
+from services.artifacts.model_cache import cache_folder
 from services.chassis.fatal import BusyPort
 from services.chassis.lifecycle import LIFELINE_VARIABLE
 from services.client import AsyncClient
@@ -38,6 +39,9 @@ BAD_TOKEN = 30_999
 """A prompt that holds it gives a row of NaN."""
 FILE = """
 [worker]
+executor = "{executor}"
+compute = "{compute}"
+kv_format = "{kv_format}"
 sim_bad_token = 30999
 threads = 1
 sim_prefill_tokens_per_s = {prefill}
@@ -72,7 +76,11 @@ class Setup:
     """What differs between stacks."""
 
     is_sim: bool = True
-    """Simulate the model, or compute it in torch."""
+    """Simulate the model, or compute it."""
+    executor: str = "torch"
+    """What computes a real model: the reference, with which answers are compared, or native."""
+    kv_format: str = "f32"
+    compute: str = "fp32"
     num_workers: int = 2
     num_pages: int = 160
     """KV pages of each worker."""
@@ -81,6 +89,7 @@ class Setup:
     step_ms: float = 2.0
     stuck_after_s: float = 2.0
     restart_after_s: float = 60.0
+    up_limit_s: float = UP_LIMIT_S
     is_traced: bool = False
 
     @property
@@ -117,9 +126,16 @@ class Stack:
         self.ports = Ports()
         self.launcher: subprocess.Popen[bytes] | None = None
         self.trace_file = folder / "spans.jsonl"
+        # Libraries are compiled once for all tests.
+        compiled = cache_folder(os.environ) / "native"
+        compiled.mkdir(parents=True, exist_ok=True)
+        (folder / "native").symlink_to(compiled)
         self._config = folder / "quire.toml"
         self._config.write_text(
             FILE.format(
+                executor=setup.executor,
+                compute=setup.compute,
+                kv_format=setup.kv_format,
                 prefill=setup.prefill,
                 step_ms=setup.step_ms,
                 stuck_after_s=setup.stuck_after_s,
@@ -136,7 +152,7 @@ class Stack:
             self.launcher = self._launch()
             if self._is_ready():
                 return
-            if self.launcher.wait(UP_LIMIT_S) != BusyPort.exit_code:
+            if self.launcher.wait(self.setup.up_limit_s) != BusyPort.exit_code:
                 break
         raise AssertionError(f"the suite did not come up: {(self.folder / 'up.log').read_text()}")
 
@@ -163,7 +179,7 @@ class Stack:
 
     def _is_ready(self) -> bool:
         assert self.launcher is not None
-        deadline = time.monotonic() + UP_LIMIT_S
+        deadline = time.monotonic() + self.setup.up_limit_s
         while self.launcher.poll() is None and time.monotonic() < deadline:
             if b"\nready\n" in (self.folder / "up.log").read_bytes():
                 return True

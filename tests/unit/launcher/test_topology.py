@@ -69,6 +69,7 @@ def test_fewer_workers_than_models_is_refused() -> None:
 def test_a_simulation_takes_the_tokeniser_where_there_is_one() -> None:
     processes = by_name(dataclasses.replace(BASE, sim=True))
     assert flag(processes["worker-0"], "--executor") == ["sim"]
+    assert flag(by_name(BASE)["worker-0"], "--executor") == [], "what is configured counts, else native"
     assert flag(processes["gateway"], "--model") == ["small=/m/small.gguf"]
 
 
