@@ -101,6 +101,7 @@ def link_kvmanager(
         build=BUILD,
         on_answer=on_answer,
         on_connected=dispatcher.matching,
+        on_caps=dispatcher.set_caps,
     )
 
     def ask(question: AskMatch, traceparent: str) -> None:

@@ -7,7 +7,7 @@ Knows no wire format.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn, Protocol
 
 import structlog
@@ -23,7 +23,7 @@ from scheduler.core.state import SchedulerCore
 from scheduler.metrics import SchedulerMetrics
 from services.chassis.telemetry import inject, start_span
 from services.domain.errors import InvalidField
-from services.domain.ids import Epoch, GatewayId, RequestKey, WorkerId
+from services.domain.ids import Epoch, GatewayId, RequestKey, TenantId, WorkerId
 
 SHOW_EVERY_S = 1.0
 """Least time between two settings of the gauges."""
@@ -78,6 +78,7 @@ class Dispatcher:
         self._ask: Callable[[AskMatch, str], None] | None = None
         self.matching_now = False
         """Whether the kvmanager can be asked."""
+        self._caps: Mapping[TenantId, int] = {}
         self._spans: dict[RequestKey, Span] = {}
         self._changed = asyncio.Event()
         self._shown = float("-inf")
@@ -180,6 +181,10 @@ class Dispatcher:
         self.core.set_matching(on)
         self._changed.set()
 
+    def set_caps(self, caps: Mapping[TenantId, int]) -> None:
+        """Refuse what needs more KV pages than its tenant's cap; they stay when the kvmanager is gone."""
+        self._caps = self.core.caps = caps
+
     def match_answered(self, key: RequestKey, match: Match) -> None:
         self.core.match_answered(key, match)
         self._changed.set()
@@ -192,6 +197,7 @@ class Dispatcher:
         self.close()
         self.core = SchedulerCore(self._rules, self._new_policy(), self._clock())
         self.core.set_matching(self.matching_now)
+        self.core.caps = self._caps
         self._changed.set()
         _log.warning("term_begun", term=self.term)
 

@@ -254,6 +254,7 @@ def _report(message: pb.Report) -> Report:
         waiting=message.waiting,
         started=tuple(convert.key_from_pb(key) for key in message.started),
         ended=tuple(convert.key_from_pb(one.key) for one in message.ended),
+        at_slice=frozenset(TenantId(tenant) for tenant in message.at_slice),
         draining=message.draining,
     )
 

@@ -42,6 +42,7 @@ class LoadReport:
         self._use: dict[TenantId, TokensUsed] = {}
         self._changed_tenants: set[TenantId] = set()
         self._prefill_tokens_per_s = 0.0
+        self._at_slice: tuple[TenantId, ...] = ()
         self._idle = True
         engine.listen(self.on_step)
 
@@ -67,9 +68,12 @@ class LoadReport:
                 uncached=use.uncached_tokens, cached=use.cached_tokens, output=use.output_tokens
             )
             self._changed_tenants.add(tenant)
+        if outputs.slices is not None:
+            self._at_slice = tuple(t for t, one in outputs.slices.tenants.items() if one.needs)
         self._measure(stats)
         idle = stats.running == 0 and stats.waiting == 0
-        soon = bool(outputs.started or outputs.ended or outputs.events or idle != self._idle)
+        told = outputs.started or outputs.ended or outputs.events or outputs.slices
+        soon = bool(told) or idle != self._idle
         self._idle = idle
         self._changed(soon=soon or stats.granted != self._granted)
         self._granted = stats.granted
@@ -99,6 +103,7 @@ class LoadReport:
             started=tuple(self._started),
             ended=tuple(self._ended),
             tenant_use={tenant: self._use[tenant] for tenant in self._changed_tenants},
+            at_slice=self._at_slice,
             draining=self._draining,
             steps=stats.step,
             prefill_tokens_per_s=self._prefill_tokens_per_s,

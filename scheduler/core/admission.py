@@ -10,7 +10,7 @@ from scheduler.core.policy import QueuePolicy
 from scheduler.core.request import Acquire
 from scheduler.core.rules import Rules
 from services.domain.capacity import Capacity, Fits, NeverFits, worst_case
-from services.domain.errors import ErrorDetail, PromptTooLong, QueueFull
+from services.domain.errors import ErrorDetail, PromptTooLong, QueueFull, ServeError, over_cap
 
 RATE_WINDOW_S = 10.0
 """Time constant of the placement rate."""
@@ -48,15 +48,24 @@ class PlacementRate:
         return self._rate * math.exp(-(now - self._at) / RATE_WINDOW_S)
 
 
-def never_fits(acquire: Acquire, capacities: Collection[Capacity]) -> PromptTooLong | None:
-    """Return the refusal of a request that no worker can finish even when empty, with numbers."""
+def never_fits(
+    acquire: Acquire, capacities: Collection[Capacity], cap: int | None = None
+) -> ServeError | None:
+    """Return the refusal of a request that no worker can finish even when empty, with numbers.
+
+    Args:
+        cap: Most pages that its tenant may hold over all workers; None is no cap.
+    """
     closest: NeverFits | None = None
+    least: int | None = None
     for capacity in capacities:
         fit = worst_case(acquire.num_prompt_tokens, acquire.max_output_tokens, acquire.num_choices, capacity)
         if isinstance(fit, Fits):
-            return None
-        if closest is None or fit.limit > closest.limit:
+            least = fit.num_pages if least is None else min(least, fit.num_pages)
+        elif closest is None or fit.limit > closest.limit:
             closest = fit
+    if least is not None:
+        return over_cap(least, cap) if cap is not None and least > cap else None
     if closest is None:
         return None
     numbers = {"what": closest.what, "need": str(closest.need), "limit": str(closest.limit)}

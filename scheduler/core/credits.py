@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from scheduler.core.outputs import Placed
 from services.domain.capacity import Capacity
-from services.domain.ids import Epoch, GatewayId, Namespace, RequestKey, WorkerId
+from services.domain.ids import Epoch, GatewayId, Namespace, RequestKey, TenantId, WorkerId
 
 DECODE_TOKENS = 64
 """What a sequence that decodes (or will) costs others, in tokens of prefill: no request is free of cost."""
@@ -48,6 +48,8 @@ class Report:
     waiting: int = 0
     started: tuple[RequestKey, ...] = ()
     ended: tuple[RequestKey, ...] = ()
+    at_slice: frozenset[TenantId] = frozenset()
+    """Tenants of whom a request waits there for its slice of KV pages: nothing more of theirs is placed."""
     draining: bool = False
 
 

@@ -7,12 +7,14 @@ turn is longest ago wins, so equal workers take turns.
 Knows the request and the workers of its model; reads and changes no queue.
 """
 
-from collections.abc import Collection, Container
+from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass
 
 from scheduler.core.credits import WorkerCredits
 from scheduler.core.request import WaitingRequest, WorkerBoot
+from services.domain.block_hash import BLOCK_SIZE
 from services.domain.capacity import Fits, pages_for, worst_case
+from services.domain.ids import BlockHash, TenantId
 from services.domain.miss_reason import MissReason
 
 
@@ -60,6 +62,8 @@ def choose(
     for worker in workers:
         if worker.free_credits == 0 or worker.boot in kept or not can_ever_serve(request, worker):
             continue
+        if request.acquire.tenant in worker.report.at_slice:
+            continue
         choice = price(request, worker)
         if not worker.can_take(choice.uncached_tokens, choice.num_pages):
             continue
@@ -80,11 +84,19 @@ def worker_to_keep(
     return most.boot if most is not None else None
 
 
-def miss_reason(request: WaitingRequest, choice: Choice) -> tuple[MissReason, int]:
+def held_back(workers: Collection[WorkerCredits]) -> frozenset[TenantId]:
+    """Return the tenants that wait for their slice on every worker: they pass nobody and hold up nobody."""
+    at_slice = [worker.report.at_slice for worker in workers]
+    return frozenset.intersection(*at_slice) if at_slice else frozenset()
+
+
+def miss_reason(
+    request: WaitingRequest, choice: Choice, in_flight: Callable[[BlockHash], bool]
+) -> tuple[MissReason, int]:
     """Return why the prompt is not wholly cached on the chosen worker, and from which token on.
 
     The kvmanager explains its best match; when another worker holds more than the chosen one, that is the
-    reason instead.
+    reason instead. Of a block that it does not know, `in_flight` says whether somebody computes it.
     """
     match = request.match
     if match is None:
@@ -92,4 +104,8 @@ def miss_reason(request: WaitingRequest, choice: Choice) -> tuple[MissReason, in
     here = match.tokens.get(choice.worker.boot, 0)
     if here < max(match.tokens.values(), default=0):
         return MissReason.ON_ANOTHER_WORKER, here
+    hashes, first_miss = request.acquire.block_hashes, match.first_miss_token // BLOCK_SIZE
+    is_unknown = match.miss_reason in (MissReason.NEVER_SEEN, MissReason.OWN_SALT)
+    if is_unknown and first_miss < len(hashes) and in_flight(hashes[first_miss]):
+        return MissReason.IN_FLIGHT, match.first_miss_token
     return match.miss_reason, match.first_miss_token

@@ -3,6 +3,8 @@
 Changes queue, fleet and live table through their own commands; time comes in. Knows no gateway connection.
 """
 
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 
 from scheduler.core.admission import PlacementRate
@@ -10,11 +12,15 @@ from scheduler.core.credits import OUTSTANDING_GRACE_S, Placement, WorkerCredits
 from scheduler.core.fleet import Fleet
 from scheduler.core.live import LiveTable
 from scheduler.core.outputs import AskMatch, Output, Placed, PlacementsMade
-from scheduler.core.placement import Choice, choose, miss_reason, worker_to_keep
+from scheduler.core.placement import Choice, choose, held_back, miss_reason, worker_to_keep
 from scheduler.core.request import Match, WaitingRequest, WorkerBoot, uncacheable_match, unknown_match
 from scheduler.core.rules import Rules
 from scheduler.core.waiting_room import WaitingRoom
+from services.domain.block_hash import BLOCK_SIZE
 from services.domain.ids import RequestKey
+from services.domain.miss_reason import MissReason
+
+_KNOWS_NOTHING = (MissReason.NEVER_SEEN, MissReason.OWN_SALT)
 
 
 class Placer:
@@ -50,7 +56,19 @@ class Placer:
         return request.key not in self._asked and request.acquire.model not in self._windows
 
     def match_answered(self, request: WaitingRequest, match: Match) -> None:
+        """Take in what the kvmanager said.
+
+        Asked a second time it knows the prompt itself as an earlier one: its first reason is the better one.
+        """
         self._asked.pop(request.key, None)
+        before = request.match
+        if (
+            before is not None
+            and before.first_miss_token == match.first_miss_token
+            and before.miss_reason is MissReason.FIRST_DIFFERENCE
+            and match.miss_reason in _KNOWS_NOTHING
+        ):
+            match = replace(match, miss_reason=before.miss_reason)
         request.match = match
 
     def forget(self, request: WaitingRequest) -> None:
@@ -90,7 +108,7 @@ class Placer:
         """Place the first head that fits; return its worker, or None when nothing can be placed now."""
         passed: list[WaitingRequest] = []
         kept: dict[WorkerBoot, RequestKey] = {}
-        for request in islice(self._room.policy.candidates(model), self._rules.window):
+        for request in islice(self._heads(model, workers), self._rules.window):
             if self._must_ask(request, now):
                 outputs += self._ask(model, workers, now)
             if request.key in self._asked:
@@ -110,7 +128,8 @@ class Placer:
 
     def _give(self, request: WaitingRequest, choice: Choice, now: float) -> Placed:
         worker, acquire = choice.worker, request.acquire
-        reason, first_miss = miss_reason(request, choice)
+        in_flight = self._live.in_flight
+        reason, first_miss = miss_reason(request, choice, lambda block: in_flight.has(block, now))
         output = Placed(
             gateway=request.gateway,
             acquire=acquire,
@@ -135,10 +154,19 @@ class Placer:
         worker.place(acquire.key, placement)
         self._turn += 1
         worker.last_turn = self._turn
-        self._live.add(acquire.key, worker.hello.worker)
+        computes = acquire.block_hashes[choice.cached_tokens // BLOCK_SIZE :]
+        self._live.add(acquire.key, worker.hello.worker, computes)
         self._room.placed(request, choice.cached_tokens)
         self._rates.setdefault(acquire.model, PlacementRate()).placed(now)
         return output
+
+    def _heads(self, model: str, workers: list[WorkerCredits]) -> Iterator[WaitingRequest]:
+        """Yield what may be placed, next first."""
+        candidates = self._room.policy.candidates(model)
+        tenants = held_back(workers)
+        if not tenants:
+            return candidates
+        return (request for request in candidates if request.acquire.tenant not in tenants)
 
     def _must_ask(self, request: WaitingRequest, now: float) -> bool:
         """Settle the match of a request that needs no question; say whether one must be asked."""
@@ -157,7 +185,7 @@ class Placer:
         credit = sum(worker.free_credits for worker in workers)
         namespace = self._fleet.namespace(model)
         questions: list[Output] = []
-        for request in islice(self._room.policy.candidates(model), min(self._rules.window, credit)):
+        for request in islice(self._heads(model, workers), min(self._rules.window, credit)):
             if self._must_ask(request, now):
                 request.match_asked = now
                 self._asked[request.key] = request

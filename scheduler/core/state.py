@@ -4,7 +4,7 @@ The one owner of queue, fleet and placements. Reads no clock and sends nothing; 
 Inputs only take note; `place` decides, so whatever arrived together is placed together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from scheduler.core.admission import never_fits, queue_full
 from scheduler.core.credits import Report, WorkerHello
@@ -25,7 +25,7 @@ from services.domain.errors import (
     StaleAttempt,
     UnknownModel,
 )
-from services.domain.ids import GatewayId, RequestKey, WorkerId
+from services.domain.ids import GatewayId, RequestKey, TenantId, WorkerId
 
 FRESH_S = 0.25
 """A request that says it waited less than this was on its way here; one that waited longer comes back."""
@@ -39,6 +39,8 @@ class SchedulerCore:
         self.room = WaitingRoom(policy)
         self.fleet = Fleet(rules.worker_grace_s)
         self.live = LiveTable()
+        self.caps: Mapping[TenantId, int] = {}
+        """Most KV pages of tenants over all workers, as the kvmanager said last."""
         self.num_rejected = 0
         self._placer = Placer(rules, self.room, self.fleet, self.live)
         self._positions = Positions(rules, self.room, self._placer)
@@ -104,7 +106,7 @@ class SchedulerCore:
         for key in report.started:
             self.live.add(key, worker)
         for key in report.ended:
-            self.live.remove(key)
+            self.live.ended(key, now)
         for key in view.overdue(now):
             view.resolve(key)
             self.live.remove(key)
@@ -215,7 +217,7 @@ class SchedulerCore:
         model = request.acquire.model
         if (error := self._unservable(model)) is not None:
             return error
-        if (too_large := never_fits(request.acquire, self.fleet.capacities(model))) is not None:
+        if (too_large := self._never_fits(request.acquire)) is not None:
             return too_large
         if resent:
             return None
@@ -224,6 +226,9 @@ class SchedulerCore:
             return self._placer.expected_wait_s(model, self.room.policy.num_waiting(model), now)
 
         return queue_full(request.acquire, self.room.policy, self.rules, wait_s)
+
+    def _never_fits(self, acquire: Acquire) -> ServeError | None:
+        return never_fits(acquire, self.fleet.capacities(acquire.model), self.caps.get(acquire.tenant))
 
     def _unservable(self, model: str) -> ServeError | None:
         if self.fleet.capacities(model) or self._boot_ends is not None:
@@ -248,7 +253,7 @@ class SchedulerCore:
             models = [*models, *self.room.policy.models()]
         for model in models:
             for request in list(self.room.policy.candidates(model)):
-                error = self._unservable(model) or never_fits(request.acquire, self.fleet.capacities(model))
+                error = self._unservable(model) or self._never_fits(request.acquire)
                 if error is not None:
                     self._reject(request, error, now)
         for key in [key for key, at in self._impatient.items() if at <= now]:

@@ -105,7 +105,7 @@ class QuotaExceeded(ServeError):
     reason = "QUOTA_EXCEEDED"
 
 
-def over_cap(need: int, cap: int, usage: Usage | None) -> QuotaExceeded:
+def over_cap(need: int, cap: int, usage: Usage | None = None) -> QuotaExceeded:
     """Return the refusal of a request that needs more KV pages than its tenant may ever hold."""
     numbers = {"what": "KV pages", "need": str(need), "limit": str(cap)}
     return QuotaExceeded(

@@ -38,6 +38,7 @@ class KvManagerLink:
         epoch: This boot of the scheduler; asked for at each connect, for it changes after waking up.
         on_answer: Hears each answer with the key it was asked under.
         on_connected: Hears when questions begin and cease to make sense.
+        on_caps: Hears the most KV pages that each capped tenant may hold over all workers.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class KvManagerLink:
         build: str,
         on_answer: Callable[[RequestKey, MatchAnswer], None],
         on_connected: Callable[[bool], None],
+        on_caps: Callable[[Mapping[TenantId, int]], None],
     ) -> None:
         self._stub = kvmanager_pb2_grpc.KvManagerServiceStub(channel)  # type: ignore[no-untyped-call]
         self._name = name
@@ -56,6 +58,7 @@ class KvManagerLink:
         self._build = build
         self._on_answer = on_answer
         self._on_connected = on_connected
+        self._on_caps = on_caps
         self._pending: dict[int, RequestKey] = {}
         self._last_id = 0
         self._outbox: Outbox[pb.MatchRequest] | None = None
@@ -107,6 +110,8 @@ class KvManagerLink:
         if kind == "welcome":
             convert.check_peer(message.welcome)
             self._on_connected(True)
+        elif kind == "caps":
+            self._on_caps({TenantId(tenant): pages for tenant, pages in message.caps.max_pages.items()})
         elif kind == "answer":
             key = self._pending.pop(message.answer.id, None)
             if key is not None:

@@ -50,6 +50,7 @@ class Load:
     ended: Sequence[tuple[RequestKey, int]] = ()
     """Key and canonical gRPC code, 0 for a good end."""
     tenant_use: Mapping[TenantId, TokensUsed] = field(default_factory=dict)
+    at_slice: Sequence[TenantId] = ()
     draining: bool
     steps: int
     prefill_tokens_per_s: float
@@ -169,6 +170,7 @@ class WorkerSchedulerLink:
                 )
                 for tenant, used in load.tenant_use.items()
             ],
+            at_slice=load.at_slice,
             draining=load.draining,
             steps=load.steps,
             prefill_tokens_per_s=load.prefill_tokens_per_s,

@@ -174,6 +174,7 @@ class FakeKvManager(kvmanager_pb2_grpc.KvManagerServiceServicer):
             kind = request.WhichOneof("message")
             if kind == "hello":
                 yield kvmanager_pb2.MatchResponse(welcome=peer_to_pb("kvmanager", Epoch(1), "test"))
+                yield kvmanager_pb2.MatchResponse(caps=kvmanager_pb2.Caps(max_pages={"capped": 4}))
             elif kind == "heartbeat":
                 yield kvmanager_pb2.MatchResponse(heartbeat=types_pb2.Heartbeat())
             else:

@@ -163,7 +163,13 @@ async def test_the_kvmanagers_match_decides_between_equal_workers() -> None:
         await gateway.until(placements(count))
         assert time.monotonic() - began < 1.0, "a kvmanager that does not answer holds nobody up"
         assert gateway.heard["placement"][-1].miss_reason == types_pb2.MISS_REASON_UNKNOWN
-    await server.stop(0)
+        await server.stop(0)
+        await eventually(lambda: not running.dispatcher.matching_now)
+        gateway.acquire(pb_acquire("over", tokens=60, tenant="capped"))
+        await gateway.until(lambda g: bool(g.heard["rejected"]))
+        failure = gateway.heard["rejected"][0].failure
+        assert (failure.reason, failure.quota) == ("QUOTA_EXCEEDED", "tenant/kv_pages")
+        assert failure.metadata == {"what": "KV pages", "need": "5", "limit": "4"}
 
 
 async def test_what_waits_survives_a_restart_in_its_order_and_is_placed_once() -> None:

@@ -6,9 +6,11 @@ while a step reads or writes it. Reads no clock, knows nothing of threads, devic
 """
 
 from collections import Counter
+from collections.abc import Mapping
 
 from services.domain.capacity import pages_for
 from services.domain.errors import BadRow, ErrorDetail, over_cap
+from services.domain.ids import TenantId
 from worker.engine.admission import Admission, Admissions
 from worker.engine.batch import StepResult
 from worker.engine.commands import Command
@@ -40,6 +42,7 @@ class StepScheduler:
         self._step = 0
         self._granted = 0
         self._waits_for_room = False
+        self._at_slice: Mapping[TenantId, tuple[int, float]] = {}
 
     # -- questions ------------------------------------------------------------------------------------------
 
@@ -100,7 +103,8 @@ class StepScheduler:
         for sequence in preempted:
             self._report.tell(Preempted(sequence.request.handle))
         self._waits_for_room = admissions.waits_for_room
-        self._report.slices(self._seating.waiting_for_slice, now)
+        self._at_slice = self._seating.waiting_for_slice
+        self._report.slices(self._at_slice, now)
         # 4. Rows: decode first, then prefill's shares.
         rows = [
             Row(seq, seq.run, seq.num_computed, 1, True, True)
@@ -275,12 +279,14 @@ class StepScheduler:
         """Return the cumulative grants: one per Submit taken and one per free seat, when there is room.
 
         None is added while a preempted sequence waits, or anybody for room, or when a step's prefill would
-        not find pages.
+        not find pages. Who waits for its tenant's slice takes no seat from others.
         """
-        config, line = self._config, self._seating.line
+        config = self._config
+        waiting = [entry for entry in self._seating.line if entry.request.tenant not in self._at_slice]
+        has_preempted = any(entry.preempted for entry in waiting)
         needed = min(pages_for(config.max_prefill_tokens, config.page_size), self.pool.num_total // 8)
-        is_short = self._waits_for_room or line.has_preempted or startable_pages < needed
+        is_short = self._waits_for_room or has_preempted or startable_pages < needed
         if not (is_short or self._intake.is_draining):
-            seats = self._seating.num_free_seats - line.num_sequences
+            seats = self._seating.num_free_seats - sum(len(entry.sequences) for entry in waiting)
             self._granted = max(self._granted, self._intake.num_taken + max(0, seats))
         return self._granted

@@ -30,7 +30,7 @@ def find_fault(submit: Submit, config: EngineConfig, cap_pages: int) -> ServeErr
         numbers = {"what": fit.what, "need": str(fit.need), "limit": str(fit.limit)}
         error.detail = ErrorDetail(field=error.detail.field, metadata=numbers)
         return error
-    return over_cap(fit.num_pages, cap_pages, None) if fit.num_pages > cap_pages else None
+    return over_cap(fit.num_pages, cap_pages) if fit.num_pages > cap_pages else None
 
 
 def _field_fault(submit: Submit, vocab_size: int) -> ServeError | None:

@@ -47,10 +47,6 @@ class WaitingLine:
     def __iter__(self) -> Iterator[WaitingEntry]:
         return iter(self._entries)
 
-    @property
-    def has_preempted(self) -> bool:
-        return any(entry.preempted for entry in self._entries)
-
     def add(self, sequences: list[Sequence], *, preempted: bool) -> None:
         """Put sequences in line as one entry."""
         insort(self._entries, WaitingEntry(sequences, preempted=preempted), key=lambda entry: entry.order)

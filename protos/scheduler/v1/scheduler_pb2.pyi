@@ -200,7 +200,7 @@ class WorkerHello(_message.Message):
     def __init__(self, peer: _Optional[_Union[_types_pb2.Peer, _Mapping]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., namespace: _Optional[str] = ..., numerics: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., total_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., live: _Optional[_Iterable[_Union[_types_pb2.RequestKey, _Mapping]]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("seq", "placements_seen", "granted", "startable_pages", "free_pages", "reclaimable_pages", "waiting_tokens", "running", "waiting", "started", "ended", "tenant_use", "draining", "steps", "prefill_tokens_per_s")
+    __slots__ = ("seq", "placements_seen", "granted", "startable_pages", "free_pages", "reclaimable_pages", "waiting_tokens", "running", "waiting", "started", "ended", "tenant_use", "draining", "steps", "prefill_tokens_per_s", "at_slice")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     PLACEMENTS_SEEN_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +216,7 @@ class Report(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    AT_SLICE_FIELD_NUMBER: _ClassVar[int]
     seq: int
     placements_seen: int
     granted: int
@@ -231,7 +232,8 @@ class Report(_message.Message):
     draining: bool
     steps: int
     prefill_tokens_per_s: float
-    def __init__(self, seq: _Optional[int] = ..., placements_seen: _Optional[int] = ..., granted: _Optional[int] = ..., startable_pages: _Optional[int] = ..., free_pages: _Optional[int] = ..., reclaimable_pages: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., started: _Optional[_Iterable[_Union[_types_pb2.RequestKey, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[EndedRequest, _Mapping]]] = ..., tenant_use: _Optional[_Iterable[_Union[TenantUse, _Mapping]]] = ..., draining: _Optional[bool] = ..., steps: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ...) -> None: ...
+    at_slice: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, seq: _Optional[int] = ..., placements_seen: _Optional[int] = ..., granted: _Optional[int] = ..., startable_pages: _Optional[int] = ..., free_pages: _Optional[int] = ..., reclaimable_pages: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., started: _Optional[_Iterable[_Union[_types_pb2.RequestKey, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[EndedRequest, _Mapping]]] = ..., tenant_use: _Optional[_Iterable[_Union[TenantUse, _Mapping]]] = ..., draining: _Optional[bool] = ..., steps: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., at_slice: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EndedRequest(_message.Message):
     __slots__ = ("key", "code")

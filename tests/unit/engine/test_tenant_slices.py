@@ -154,6 +154,19 @@ def test_a_cap_that_shrinks_below_what_waits_ends_it_with_numbers() -> None:
     engine.assert_idle()
 
 
+def test_who_waits_for_a_slice_takes_no_seat_from_others() -> None:
+    engine = Engine(max_sequences=4)
+    engine.give(4)
+    engine.post(*(submit(handle, prompt(100, handle)) for handle in range(4)))
+    engine.step()
+    assert engine.last is not None
+    stats = engine.last.stats
+    assert (stats.waiting, stats.granted - stats.taken) == (4, 4)
+    engine.post(submit(9, prompt(40), tenant="b"))
+    engine.step()
+    assert set(engine.started) == {9}
+
+
 def test_nothing_is_said_when_nothing_changes() -> None:
     engine = Engine()
     engine.give(20)

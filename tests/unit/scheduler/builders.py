@@ -46,10 +46,11 @@ def acquire(
     avoid: Iterable[str] = (),
     cache_opt_out: bool = False,
     n: int = 1,
+    tenant: str = "local",
 ) -> Acquire:
     return Acquire(
         key=key(request_id, attempt),
-        tenant=TenantId("local"),
+        tenant=TenantId(tenant),
         band=band,
         request_class=RequestClass.SHORT,
         model=model,
@@ -109,6 +110,7 @@ def report(
     waiting: int = 0,
     started: Iterable[RequestKey] = (),
     ended: Iterable[RequestKey] = (),
+    at_slice: Iterable[str] = (),
     draining: bool = False,
 ) -> Report:
     return Report(
@@ -123,6 +125,7 @@ def report(
         waiting=waiting,
         started=tuple(started),
         ended=tuple(ended),
+        at_slice=frozenset(TenantId(tenant) for tenant in at_slice),
         draining=draining,
     )
 

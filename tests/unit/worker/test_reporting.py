@@ -143,7 +143,11 @@ async def test_slices_that_are_posted_and_not_applied_count_in_the_hello() -> No
     report.set_slices(2, {TENANT: 80}, {TENANT: 100}, None)
     report.set_slices(3, {TENANT: 20}, {TENANT: 100}, None)
     assert report.slices() == in_force(1, 80)
-    await bench.step(slices=in_force(2, 80))
+    assert bench.load.take().at_slice == ()
+    waits = SliceInForce(max_pages=80, bound=80, held=0, needs=90)
+    bench.changes.clear()
+    await bench.step(slices=SlicesInForce(version=2, tenants={TENANT: waits}))
+    assert (bench.changes, bench.load.take().at_slice) == ([True], (TENANT,))
     await bench.step(slices=in_force(3, 20))
     assert report.slices() == in_force(3, 20)
     assert [command.version for command in bench.steps.commands] == [1, 2, 3]
