@@ -84,10 +84,10 @@ def add_tokens_of_kinds(tokenizer: Tokenizer, tokens: Sequence[str], kinds: Sequ
 def _merges(ordinary: dict[str, float], vocabulary: dict[str, int]) -> list[tuple[str, str]]:
     """Return all cuts of all pieces into two pieces, best joined score first; ties by the halves' ids."""
     cuts = [
-        (-score, vocabulary[token[:cut]], vocabulary[token[cut:]], token[:cut], token[cut:])
+        (-score, vocabulary[left], vocabulary[right], left, right)
         for token, score in ordinary.items()
         for cut in range(1, len(token))
-        if token[:cut] in ordinary and token[cut:] in ordinary
+        if (left := token[:cut]) in ordinary and (right := token[cut:]) in ordinary
     ]
     cuts.sort()
     return [(left, right) for *_, left, right in cuts]

@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -43,7 +44,6 @@ class ModelTokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         text = tokenizer.to_str()
-        spec: dict[str, Any] = json.loads(text)
         self.digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         self.bos_id = bos_id
         self.eos_id = eos_ids[0] if eos_ids else None
@@ -53,23 +53,30 @@ class ModelTokenizer:
         )
         added = tokenizer.get_added_tokens_decoder()
         self._control = {token_id: token for token_id, token in added.items() if token.special}
-        self._bytes = bytes_of_tokens(tokenizer.get_vocab(with_added_tokens=True), spec, set(self._control))
+        # The parts that matter, not the whole: with its merges a large one takes seconds and 100 MB to parse.
+        scheme = {part: _state(getattr(tokenizer, part)) for part in ("decoder", "pre_tokenizer")}
+        self._bytes = bytes_of_tokens(tokenizer.get_vocab(with_added_tokens=True), scheme, set(self._control))
         self.max_token_bytes = max(map(len, self._bytes))
         """Bytes of the longest token; asked for by every request."""
         self.special_tokens = {token.content: token_id for token_id, token in self._control.items()}
         """Text of every control token -> its id."""
         self._special_pattern = _special_pattern(self._control.values())
-        unknown = spec["model"].get("unk_token")
+        unknown = getattr(tokenizer.model, "unk_token", None)
         self._forbidden = frozenset(self._control) - {tokenizer.token_to_id(unknown) if unknown else None}
         self._prefix = " " if add_prefix else ""
         self._plain = tokenizer
         self._plain.encode_special_tokens = True
-        self._continuation = _without_first_prefix(spec) or tokenizer
+        self._continuation = _without_first_prefix(text) or tokenizer
 
     @property
     def vocab_size(self) -> int:
         """Ids the tokeniser knows, from 0; a model's output rows may be padded beyond them."""
         return len(self._bytes)
+
+    def to_json(self) -> str:
+        """Return the tokeniser as a tokenizer.json would hold it."""
+        text: str = self._plain.to_str()
+        return text
 
     def max_chars(self, context_tokens: int) -> int:
         """Return the longest text worth tokenising: more characters cannot fit into `context_tokens`.
@@ -162,20 +169,42 @@ def _begins_with(tokenizer: Tokenizer, bos_id: int) -> bool:
     return ids[:1] == [bos_id]
 
 
+def _state(part: Any) -> Any:
+    """Return a tokeniser's part as tokenizer.json spells it."""
+    return None if part is None else json.loads(part.__getstate__())
+
+
 def _special_pattern(tokens: Iterable[Any]) -> re.Pattern[str] | None:
     """Match any control token, the longest at a place, with the white space that it swallows."""
+    ordered = sorted((token for token in tokens if token.content), key=lambda token: -len(token.content))
     alternatives = [
-        (r"\s*" if token.lstrip else "") + f"({re.escape(token.content)})" + (r"\s*" if token.rstrip else "")
-        for token in sorted(tokens, key=lambda token: -len(token.content))
-        if token.content
+        (r"\s*" if lstrip else "")
+        + f"({_any_of([token.content for token in alike])})"
+        + (r"\s*" if rstrip else "")
+        for (lstrip, rstrip), alike in groupby(ordered, key=lambda token: (token.lstrip, token.rstrip))
     ]
     return re.compile("|".join(alternatives)) if alternatives else None
 
 
-def _without_first_prefix(spec: Mapping[str, Any]) -> Tokenizer | None:
+def _any_of(words: Sequence[str]) -> str:
+    """Return an expression for the longest of `words` at a place.
+
+    Beginnings are shared: some vocabularies have thousands of control tokens, and an alternative for each
+    would be tried at every character.
+    """
+    rests: dict[str, list[str]] = {}
+    for word in words:
+        rests.setdefault(word[:1], []).append(word[1:])
+    is_whole = rests.pop("", None) is not None
+    branches = "|".join(re.escape(first) + _any_of(rest) for first, rest in rests.items())
+    if len(rests) > 1 or (is_whole and rests):
+        branches = f"(?:{branches})"
+    return branches + "?" if is_whole and rests else branches
+
+
+def _without_first_prefix(text: str) -> Tokenizer | None:
     """Return a copy that puts no space in front, for text after a control token; None if that is moot."""
-    text = json.dumps(spec)
-    edited = text.replace('"prepend_scheme": "first"', '"prepend_scheme": "never"')
+    edited = text.replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
     if edited == text:
         return None
     tokenizer = Tokenizer.from_str(edited)

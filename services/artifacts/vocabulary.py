@@ -34,7 +34,7 @@ def bytes_of_tokens(
 
     Args:
         vocabulary: Token as spelled -> id, added tokens included.
-        spec: The tokenizer.json, which tells the scheme by its decoder.
+        spec: `decoder` and `pre_tokenizer` of a tokenizer.json, which tell the scheme.
         control_ids: Ids that stand for no text.
 
     Raises:
@@ -53,7 +53,7 @@ def bytes_of_tokens(
     elif '"Metaspace"' in decoder or f'"{SPACE}"' in json.dumps(spec.get("decoder"), ensure_ascii=False):
         for token, token_id in vocabulary.items():
             if token_id not in control_ids:
-                match = _BYTE_PIECE.fullmatch(token)
+                match = _BYTE_PIECE.fullmatch(token) if token.startswith("<0x") else None
                 result[token_id] = bytes.fromhex(match[1]) if match else token.replace(SPACE, " ").encode()
     else:
         raise ArtifactError(

@@ -352,6 +352,20 @@ def test_controls_that_merges_would_make_are_spelled_out(tmp_path: Path) -> None
     assert ours.decode(ids) == "a<s>b"
 
 
+def test_the_longest_of_many_control_tokens_counts(tmp_path: Path) -> None:
+    names = ["<x", "<x>", "<x>y", "[x]", ".*", *(f"<unused{number}>" for number in range(200))]
+    tokenizer = reference_byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False), [])
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    folder = save_folder(tmp_path, tokenizer)
+
+    ours = tokenizer_from_folder(folder, {})
+
+    text = "<x>y<x>z<xz[x]x.*<unused1><unused19><unused199><unused200><unused"
+    ids = ours.encode_rendered(text)
+    assert ids == tokenizer.encode(text).ids
+    assert ours.count_controls(ids) == 9
+
+
 def test_white_space_that_a_control_token_swallows_is_gone(tmp_path: Path) -> None:
     tokenizer = reference_byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False), [])
     tokenizer.add_special_tokens([AddedToken("<|end|>", special=True, rstrip=True, normalized=False)])
