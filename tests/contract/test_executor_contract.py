@@ -7,18 +7,24 @@ An implementation joins by adding a factory to `EXECUTORS`; it gives an executor
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from services.domain.generation import SamplingParams
+from services.domain.kv_layout import KvFormat
 from worker.engine.batch import Batch, SampleRow, StepResult
 from worker.executors.base import Executor, ExecutorFault
+from worker.executors.native.library import Compute
 from worker.executors.sim import SimConfig, SimExecutor, SimFaults
 
 PAGE = 16
 NUM_PAGES = 32
+
+pytestmark = pytest.mark.timeout(600)
+"""The first test of the native executor compiles it."""
 
 
 def sim() -> Executor:
@@ -35,7 +41,26 @@ def tiny_torch() -> Executor:
         return load_torch_executor(path, model_name="tiny", num_threads=1)
 
 
-EXECUTORS: dict[str, Callable[[], Executor]] = {"sim": sim, "torch": tiny_torch}
+def tiny_native(
+    kv_format: KvFormat = KvFormat.F32, compute: Compute = Compute.F32, kind: str = ""
+) -> Executor:
+    from tests.unit.executors.native_models import load_native
+    from tests.unit.executors.tiny_models import make_model, save_folder, save_gguf
+
+    model = make_model("llama", vocab_size=256)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path = save_gguf(model, folder / "tiny.gguf", kind) if kind else save_folder(model, folder / "model")
+        return load_native(path, folder, kv_format=kv_format, compute=compute, num_threads=2)
+
+
+EXECUTORS: dict[str, Callable[[], Executor]] = {
+    "sim": sim,
+    "torch": tiny_torch,
+    "native": tiny_native,
+    "native-bf16": partial(tiny_native, KvFormat.BF16, Compute.F32, "F16"),
+    "native-int8": partial(tiny_native, KvFormat.INT8, Compute.INT8, "Q4_0"),
+}
 
 
 @pytest.fixture(params=list(EXECUTORS))
