@@ -4,7 +4,7 @@ Knows number formats (plain floats, ggml's blocks, and the integers that hold pa
 what integers pack, of layers, of transposes or permutations that a family needs, or of where the weights go.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +89,11 @@ class TensorRef:
         if len(self.shape) < 2:
             return self._mapped
         return self._mapped.reshape(*self.shape[:-1], -1)
+
+    def select_rows(self, rows: slice | NDArray[np.int64]) -> "TensorRef":
+        """Return some rows of a matrix as a tensor of their own, without reading the others."""
+        selected = self.raw()[rows]
+        return replace(self, shape=(len(selected), *self.shape[1:]), _mapped=selected.reshape(-1))
 
     def to_float32(self) -> NDArray[np.float32]:
         """Return a new float32 array of `shape`, dequantised.

@@ -89,6 +89,23 @@ class WeightSource:
         )
         return replace(matrix, codes=codes, scales=scales, offsets=offsets)
 
+    def read_rows(self, parameter: str, rows: slice | NDArray[np.int64]) -> Float32:
+        """Return some rows of a matrix whose rows are stored in our order, as `read` gives them."""
+        stored = self._sources[parameter].stored
+        assert self._permuted_heads(parameter) is None
+        return (
+            stored.select_rows(rows).to_float32()
+            if isinstance(stored, TensorRef)
+            else self.read(parameter)[rows]
+        )
+
+    def stored_floats(self, parameter: str) -> TensorRef | None:
+        """Return the file's tensor where it holds the parameter as it is, in plain floats; else None."""
+        source = self._sources[parameter]
+        if source.transform is not Transform.NONE or not isinstance(source.stored, TensorRef):
+            return None
+        return None if source.stored.format.is_quantised else source.stored
+
     def _permuted_heads(self, parameter: str) -> int | None:
         """Return the number of heads whose rows the file permutes, None where it keeps them in order."""
         if self._sources[parameter].transform is not Transform.UNPERMUTE_HEADS:
