@@ -22,63 +22,80 @@ class Attention {
         heads_per_group_(params.num_heads / kv.num_kv_heads),
         state_floats_(state_floats(kv.head_dim)) {}
 
-  void run(int64_t item) const {
-    const AttentionWork& work = plan_.works[static_cast<size_t>(item / kv_.num_kv_heads)];
-    const int32_t head = static_cast<int32_t>(item % kv_.num_kv_heads);
-    const int32_t* tokens = &plan_.tokens[static_cast<size_t>(work.first_member)];
-    const int num_rows = work.num_members * heads_per_group_;
+  // Does a work for kv heads [first_head, last_head).
+  void run(const AttentionWork& work, int32_t first_head, int32_t last_head) const {
     // Kept by the thread: a step makes thousands of items of one shape.
     thread_local AttentionRows<kFormat> rows;
-    thread_local std::vector<float> scratch;
-    rows.resize(num_rows, kv_.head_dim);
-    const auto each_row = [&](const auto& body) {
-      for (int row = 0; row < num_rows; ++row) {
-        body(row, tokens[row / heads_per_group_], head * heads_per_group_ + row % heads_per_group_);
+    rows.resize(work.num_members * heads_per_group_, kv_.head_dim);
+    for (int32_t head = first_head; head < last_head; ++head) {
+      // Scores are to base 2; a soft cap comes between the scale and that.
+      const float scale = params_.soft_cap > 0 ? params_.scale : params_.scale * kLog2E;
+      each_row(work, head, [&](int row, int32_t token, int32_t q_head) {
+        rows.set_query(row, q_ + token * width_ + q_head * kv_.head_dim, scale, batch_.positions[token]);
+      });
+      if (work.is_whole) {
+        run_whole(rows, work, head, last_head);
+      } else {
+        for (int32_t chunk = work.first_chunk; chunk < work.last_chunk; ++chunk) {
+          each_row(work, head, [&](int row, int32_t token, int32_t q_head) {
+            rows.set_state(row, state_of(token, chunk, q_head));
+          });
+          attend(rows, work, head, last_head, chunk);
+        }
       }
-    };
-    each_row([&](int row, int32_t token, int32_t q_head) {
-      rows.set_query(row, q_ + token * width_ + q_head * kv_.head_dim, params_.scale, batch_.positions[token]);
-    });
-    if (!work.is_whole) {
-      for (int32_t chunk = work.first_chunk; chunk < work.last_chunk; ++chunk) {
-        each_row([&](int row, int32_t token, int32_t q_head) { rows.set_state(row, state_of(token, chunk, q_head)); });
-        attend(rows, work, tokens, head, chunk);
-      }
-      return;
     }
+  }
+
+ private:
+  // Calls body(row, token, q_head) for the rows of a work: the heads of its first query, of its second, ...
+  template <typename Body>
+  void each_row(const AttentionWork& work, int32_t head, const Body& body) const {
+    const int32_t* tokens = tokens_of(work);
+    for (int row = 0; row < work.num_members * heads_per_group_; ++row) {
+      body(row, tokens[row / heads_per_group_], head * heads_per_group_ + row % heads_per_group_);
+    }
+  }
+
+  void run_whole(AttentionRows<kFormat>& rows, const AttentionWork& work, int32_t head, int32_t last_head) const {
+    thread_local std::vector<float> scratch;
+    const int num_rows = work.num_members * heads_per_group_, sums = state_sums(kv_.head_dim);
     scratch.resize(static_cast<size_t>(2 * num_rows * state_floats_));
-    const int sums = state_sums(kv_.head_dim);
     float *totals = scratch.data(), *parts = totals + num_rows * state_floats_;
     for (int row = 0; row < num_rows; ++row) clear_state(totals + row * state_floats_, sums);
     for (int32_t chunk = work.first_chunk; chunk < work.last_chunk; ++chunk) {
       for (int row = 0; row < num_rows; ++row) rows.set_state(row, parts + row * state_floats_);
-      attend(rows, work, tokens, head, chunk);
+      attend(rows, work, head, last_head, chunk);
       for (int row = 0; row < num_rows; ++row) {
         fold_state(totals + row * state_floats_, parts + row * state_floats_, sums);
       }
     }
-    each_row([&](int row, int32_t token, int32_t q_head) {
+    each_row(work, head, [&](int row, int32_t token, int32_t q_head) {
       write_output(totals + row * state_floats_, kv_.head_dim, out_ + token * width_ + q_head * kv_.head_dim);
     });
   }
 
- private:
   float* state_of(int32_t token, int32_t chunk, int32_t q_head) const {
     const SplitQuery& split = plan_.splits[static_cast<size_t>(plan_.split_of[static_cast<size_t>(token)])];
     const int64_t index = split.first_state + static_cast<int64_t>(chunk - split.first_chunk) * params_.num_heads;
     return states_ + (index + q_head) * state_floats_;
   }
 
-  void attend(AttentionRows<kFormat>& rows, const AttentionWork& work, const int32_t* tokens, int32_t head,
+  void attend(AttentionRows<kFormat>& rows, const AttentionWork& work, int32_t head, int32_t last_head,
               int32_t chunk) const {
-    const int64_t end = batch_.positions[tokens[work.num_members - 1]] + 1;
-    const KeySource keys{&kv_, pages_of(tokens[0]), params_.layer, head,
-                         std::min<int64_t>(end, static_cast<int64_t>(work.last_chunk) * kChunk),
-                         params_.window, params_.soft_cap};
-    const int64_t first = chunk * static_cast<int64_t>(kChunk / kBlock);
-    for (int64_t block = first; block < first + kChunk / kBlock && block * kBlock < keys.end; ++block) {
-      rows.attend(keys, block);
+    constexpr int64_t kBlocks = kChunk / kBlock;
+    const int32_t* tokens = tokens_of(work);
+    const int64_t end = std::min<int64_t>(batch_.positions[tokens[work.num_members - 1]] + 1,
+                                          static_cast<int64_t>(work.last_chunk) * kChunk);
+    const KeySource keys{&kv_, pages_of(tokens[0]), params_.layer, head, end, params_.window, params_.soft_cap};
+    for (int64_t block = chunk * kBlocks; block < (chunk + 1) * kBlocks && block * kBlock < end; ++block) {
+      BlockOfHead next{head, block + 1};
+      if (next.block * kBlock >= end && head + 1 < last_head) next = {head + 1, work.first_chunk * kBlocks};
+      rows.attend(keys, block, next);
     }
+  }
+
+  const int32_t* tokens_of(const AttentionWork& work) const {
+    return &plan_.tokens[static_cast<size_t>(work.first_member)];
   }
 
   const int32_t* pages_of(int32_t token) const {
@@ -124,12 +141,18 @@ void paged_attention(Pool& pool, const KvMemory& kv, const QuireBatch& batch, co
                  plan);
   states.resize(static_cast<size_t>(plan.num_states * state_floats(kv.head_dim)));
   float* all_states = states.data();
-  const auto num_items = static_cast<int64_t>(plan.works.size()) * kv.num_kv_heads;
-  with_format(kv.format, [&](auto format) {
-    const Attention<format.value> attention(kv, batch, params, plan, q, out, all_states);
-    pool.run(num_items, [&](int64_t item, int) { attention.run(item); });
-  });
+  const auto num_works = static_cast<int64_t>(plan.works.size());
+  // Where there are works enough, one item does all heads: they lie one behind the other in a page.
+  const int32_t heads = num_works >= 4 * pool.num_threads() ? kv.num_kv_heads : 1;
+  const int32_t items_per_work = kv.num_kv_heads / heads;
   const AttentionPlan& done = plan;
+  with_format(kv.format, [&](auto format) {
+    const Attention<format.value> attention(kv, batch, params, done, q, out, all_states);
+    pool.run(num_works * items_per_work, [&](int64_t item, int) {
+      const int32_t head = static_cast<int32_t>(item % items_per_work) * heads;
+      attention.run(done.works[static_cast<size_t>(item / items_per_work)], head, head + heads);
+    });
+  });
   pool.run(static_cast<int64_t>(done.splits.size()), [&](int64_t item, int) {
     fold_split(done.splits[static_cast<size_t>(item)], kv, params.num_heads, all_states, out);
   });

@@ -43,8 +43,14 @@ inline vi dot_pairs(vi acc, vpairs a, vpairs b) {
 }
 
 inline vpairs load_pairs(const int8_t* from) {
+#if defined(QUIRE_ISA_AVX512VNNI)
+  return (vpairs)_mm512_cvtepi8_epi16(load_as<__m256i>(from));
+#elif defined(QUIRE_ISA_AVX2VNNI) || defined(QUIRE_ISA_AVX2)
+  return (vpairs)_mm256_cvtepi8_epi16(load_as<__m128i>(from));
+#else
   using Bytes = VectorOf<int8_t, 2 * kLanes>::type;
   return __builtin_convertvector(load_as<Bytes>(from), vpairs);
+#endif
 }
 inline vpairs set1_pair(const int16_t* from) {
   int32_t word;

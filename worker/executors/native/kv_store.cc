@@ -19,13 +19,18 @@ constexpr float kCodeMax = 127.0f;
 // Turns pair (i, i + half) by its angle. table: [half] cosines, [half] sines. x may be `out`.
 // Source: Su et al. 2021, "RoFormer", in the half-split order of Llama checkpoints.
 void rotate(const float* x, const float* table, int half, float* out) {
-  const auto turn = [&](int i, int n) {
-    const vf a = load_part(x + i, n), b = load_part(x + half + i, n);
-    const vf cosine = load_part(table + i, n), sine = load_part(table + half + i, n);
-    store_part(out + i, a * cosine - b * sine, n);
-    store_part(out + half + i, b * cosine + a * sine, n);
-  };
-  for (int i = 0; i < half; i += kLanes) turn(i, std::min(kLanes, half - i));
+  int i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    const vf a = load(x + i), b = load(x + half + i);
+    const vf cosine = load(table + i), sine = load(table + half + i);
+    store(out + i, a * cosine - b * sine);
+    store(out + half + i, b * cosine + a * sine);
+  }
+  for (; i < half; ++i) {
+    const float a = x[i], b = x[half + i], cosine = table[i], sine = table[half + i];
+    out[i] = a * cosine - b * sine;
+    out[half + i] = b * cosine + a * sine;
+  }
 }
 
 // The largest magnitude; NaN if any number is not finite, so that a scale tells on its row.

@@ -1,0 +1,194 @@
+"""A row of native attention is the same bit for bit in every batch, chunking, sharing and number of threads.
+
+Pages are NaN wherever no token was written, and page ids beyond a sequence's end point nowhere.
+"""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from services.domain.kv_layout import KvFormat
+from tests.unit.executors.attention_probe import Float32, Look, Rows, Session, Shape, link_probe
+from tests.unit.executors.native_models import INSTRUCTION_SETS
+
+LOOKS = [Look(), Look(window=50), Look(window=300), Look(soft_cap=3.0)]
+SHAPES = [
+    Shape(num_heads=3, num_pages=400),
+    Shape(num_heads=4, num_kv_heads=2, head_dim=24, page_size=64, num_pages=100),
+]
+
+
+@pytest.fixture(scope="module", params=INSTRUCTION_SETS)
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return [str(link_probe(tmp_path_factory.mktemp("probe"), request.param))]
+
+
+@pytest.fixture(
+    params=[*itertools.product(SHAPES, KvFormat)], ids=lambda pair: f"{pair[0].head_dim}-{pair[1]}"
+)
+def shape(request: pytest.FixtureRequest) -> Shape:
+    base: Shape = request.param[0]
+    return dataclasses.replace(base, kv_format=request.param[1])
+
+
+def make_rows(shape: Shape, num_rows: int, seed: int = 0) -> Float32:
+    return np.random.default_rng(seed).standard_normal((num_rows, shape.qkv_width)).astype(np.float32)
+
+
+def num_pages(shape: Shape, num_rows: int) -> int:
+    return -(-num_rows // shape.page_size)
+
+
+def alone(program: list[str], shape: Shape, qkv: Float32, look: Look) -> Float32:
+    session = Session(shape)
+    session.step([Rows(qkv, 0, range(num_pages(shape, len(qkv))))], look)
+    return session.run(program)[0][0]
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=str)
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_random_schedules_give_the_bits_of_each_sequence_alone(
+    program: list[str], shape: Shape, look: Look, num_threads: int
+) -> None:
+    rng = np.random.default_rng(num_threads)
+    lengths = [1, 16, 700, *rng.integers(2, 600, 4).tolist()]
+    sequences = [make_rows(shape, length, seed) for seed, length in enumerate(lengths)]
+    ids = rng.permutation(shape.num_pages).tolist()
+    pages = []
+    for length in lengths:
+        count = num_pages(shape, length)
+        pages.append(ids[:count])
+        ids = ids[count:]
+    session = Session(dataclasses.replace(shape, num_threads=num_threads))
+    done = [0] * len(lengths)
+    owners: list[list[tuple[int, int]]] = []
+    while done != lengths:
+        parts, owner = [], []
+        for i in rng.permutation(len(lengths)).tolist():
+            if done[i] < lengths[i] and rng.random() < 0.7:
+                count = min(lengths[i] - done[i], int(rng.choice([1, 1, 1, 2, 5, 16, 33, 100, 300])))
+                parts.append(Rows(sequences[i][done[i] : done[i] + count], done[i], pages[i]))
+                owner.append((i, done[i]))
+                done[i] += count
+        if parts:
+            session.step(parts, look)
+            owners.append(owner)
+    expected = [alone(program, shape, qkv, look) for qkv in sequences]
+    for outputs, owner in zip(session.run(program), owners, strict=True):
+        for rows, (i, start) in zip(outputs, owner, strict=True):
+            assert np.array_equal(rows, expected[i][start : start + len(rows)])
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=str)
+def test_a_chunk_of_any_size_at_any_place_of_a_tile_gives_the_same_bits(
+    program: list[str], shape: Shape, look: Look
+) -> None:
+    qkv = make_rows(shape, 310)
+    pages = range(num_pages(shape, 310))
+    session = Session(shape)
+    session.step([Rows(qkv, 0, pages)], look)
+    # Rows are stored again as they are; what a chunk reads of them is what the whole read.
+    cuts = [
+        (start, start + size)
+        for start in (*range(112, 129), 250, 255, 256)
+        for size in (*range(1, 20), 33, 54)
+    ]
+    for start, end in cuts:
+        session.step([Rows(qkv[start:end], start, pages)], look)
+    ((whole,), *outputs) = session.run(program)
+    for (start, end), (rows,) in zip(cuts, outputs, strict=True):
+        assert np.array_equal(rows, whole[start:end]), (start, end)
+
+
+def test_decoding_gives_the_same_bits_alone_and_among_others(program: list[str], shape: Shape) -> None:
+    """Alone the keys of a sequence are divided among threads, among others they are not."""
+    lengths = [1, 17, 127, 128, 129, 255, 256, 257, 300, 511, 512, 513, 700]
+    sequences = [make_rows(shape, length, length) for length in lengths]
+    starts = np.concatenate([[0], np.cumsum([num_pages(shape, length) for length in lengths])])
+    pages = [range(*bounds) for bounds in itertools.pairwise(starts.tolist())]
+    last = [Rows(qkv[-1:], len(qkv) - 1, ids) for qkv, ids in zip(sequences, pages, strict=True)]
+    outputs = {}
+    for num_threads in (1, 2, 5):
+        session = Session(dataclasses.replace(shape, num_threads=num_threads))
+        session.step([Rows(qkv, 0, ids) for qkv, ids in zip(sequences, pages, strict=True)], Look())
+        session.step(last, Look())
+        for part in last:
+            session.step([part], Look())
+        prefill, together, *single = session.run(program)
+        for i, rows in enumerate(prefill):
+            assert np.array_equal(together[i], rows[-1:])
+            assert np.array_equal(single[i][0], rows[-1:])
+        outputs[num_threads] = np.concatenate(prefill)
+    assert np.array_equal(outputs[1], outputs[2])
+    assert np.array_equal(outputs[1], outputs[5])
+
+
+@pytest.mark.parametrize("num_shared", [64, 256, 320, 576])
+@pytest.mark.parametrize("look", LOOKS, ids=str)
+def test_sequences_that_share_pages_get_the_bits_of_their_own(
+    program: list[str], shape: Shape, look: Look, num_shared: int
+) -> None:
+    prefix = make_rows(shape, num_shared, 1)
+    tails = [make_rows(shape, length, 2 + length) for length in (1, 2, 3, 40, 64, 100, 255, 1, 9, 30, 31, 32)]
+    tails += [make_rows(shape, 5, 90 + i) for i in range(12)]
+    shared = list(range(num_shared // shape.page_size))
+    free = itertools.count(len(shared))
+    pages = [[*shared, *itertools.islice(free, num_pages(shape, len(tail)))] for tail in tails]
+    session = Session(shape)
+    session.step([Rows(np.concatenate([prefix, tails[0]]), 0, pages[0])], look)
+    session.step([Rows(tail, num_shared, ids) for tail, ids in zip(tails[1:], pages[1:], strict=True)], look)
+    session.step(
+        [Rows(tail[-1:], num_shared + len(tail) - 1, ids) for tail, ids in zip(tails, pages, strict=True)],
+        look,
+    )
+    first, others, decoded = session.run(program)
+    expected = [alone(program, shape, np.concatenate([prefix, tail]), look)[num_shared:] for tail in tails]
+    assert np.array_equal(first[0][num_shared:], expected[0])
+    for rows, own in zip(others, expected[1:], strict=True):
+        assert np.array_equal(rows, own)
+    for rows, own in zip(decoded, expected, strict=True):
+        assert np.array_equal(rows, own[-1:])
+
+
+@pytest.mark.failure("B025")
+@pytest.mark.parametrize(
+    ("sick", "value"), [("q", np.nan), ("k", np.nan), ("v", np.nan), ("q", np.inf), ("v", -np.inf)]
+)
+def test_a_number_that_is_not_finite_spoils_its_own_rows_alone(
+    program: list[str], shape: Shape, sick: str, value: float
+) -> None:
+    healthy, ill = make_rows(shape, 300, 1), make_rows(shape, 40, 2)
+    head_dim, rotated = shape.head_dim, (shape.num_heads + shape.num_kv_heads) * shape.head_dim
+    # The second pair's angle is above zero, so both its numbers are spoilt.
+    column = {"q": 1, "k": shape.num_heads * head_dim + 1, "v": rotated + 1}[sick]
+    ill[20, column] = value
+    pages = [list(range(3)), list(range(3, 3 + num_pages(shape, 300)))]
+    session = Session(shape)
+    session.step([Rows(ill, 0, pages[0]), Rows(healthy, 0, pages[1])], Look())
+    session.step([Rows(ill[39:], 39, pages[0]), Rows(healthy[299:], 299, pages[1])], Look())
+    (spoilt, clean), (last_spoilt, last_clean) = session.run(program)
+    expected = alone(program, shape, healthy, Look())
+    assert np.array_equal(clean, expected)
+    assert np.array_equal(last_clean, expected[-1:])
+    if sick == "q":
+        assert not np.isfinite(spoilt[20, :head_dim]).any()
+        assert np.isfinite(np.delete(spoilt, 20, axis=0)).all()
+    else:
+        heads = shape.num_heads // shape.num_kv_heads
+        assert not np.isfinite(spoilt[20:, : heads * head_dim]).all(axis=1).any()
+        assert not np.isfinite(last_spoilt[0, : heads * head_dim]).all()
+
+
+def test_layers_keep_apart(program: list[str], shape: Shape) -> None:
+    shape = dataclasses.replace(shape, num_layers=3, num_pages=20)
+    rows = [make_rows(shape, 70, layer) for layer in range(3)]
+    pages = range(num_pages(shape, 70))
+    session = Session(shape)
+    for layer in (2, 0, 1):
+        session.step([Rows(rows[layer][:69], 0, pages)], Look(), layer=layer)
+    for layer in range(3):
+        session.step([Rows(rows[layer][69:], 69, pages)], Look(), layer=layer)
+    for layer, output in enumerate(session.run(program)[3:]):
+        assert np.array_equal(output[0], alone(program, shape, rows[layer], Look())[69:])

@@ -1,0 +1,131 @@
+// From the scores of one row and one block of keys to the weights of their values.
+//
+// Knows one row: what it sees of the block is a range of columns. What lies outside, its scales too, may be anything.
+#pragma once
+
+#include "attention_products.h"
+#include "attention_state.h"
+
+namespace quire {
+
+constexpr int kBlock = 128;  // keys whose weights are formed together
+constexpr float kLog2E = 1.44269504f;
+constexpr float kInt16Max = 32767.0f;
+
+// Columns [first, last) of a block.
+struct KeyRange {
+  int first, last;
+  bool is_empty() const { return first >= last; }
+};
+
+// Rounds 16 floats within int16, ties to even.
+inline void store_int16(int16_t* to, const vf (&x)[kPanelVectors]) {
+#if defined(QUIRE_ISA_AVX512VNNI)
+  store_as(to, _mm512_cvtepi32_epi16(_mm512_cvtps_epi32((__m512)x[0])));
+#elif defined(QUIRE_ISA_AVX2VNNI) || defined(QUIRE_ISA_AVX2)
+  const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32((__m256)x[0]), _mm256_cvtps_epi32((__m256)x[1]));
+  store_as(to, _mm256_permute4x64_epi64(packed, 0xd8));
+#else
+  using Halves = VectorOf<int16_t, kLanes>::type;
+  for (int i = 0; i < kPanelVectors; ++i) {
+    store_as(to + i * kLanes, __builtin_convertvector(round_to_int(x[i]), Halves));
+  }
+#endif
+}
+
+// Writes a query rounded to int16, the largest magnitude as 32767, and returns its scale; NaN if a number is not
+// finite, since the rounded ones cannot say so. q: [count], a multiple of 8 up to 256; out: [count].
+inline float round_query(const float* q, int count, int16_t* out) {
+  float padded[256 + kPanel] = {};
+  int16_t rounded[256 + kPanel];
+  std::memcpy(padded, q, count * sizeof(float));
+  vf top = {}, difference = {};
+  for (int i = 0; i < count; i += kLanes) {
+    const vf x = load(padded + i);
+    top = max(abs(x), top);
+    difference += x - x;
+  }
+  const float largest = max_lanes(top);
+  const float inverse = largest > 1e-30f ? kInt16Max / largest : 0.0f;
+  for (int i = 0; i < count; i += kPanel) {
+    vf x[kPanelVectors];
+    for (int j = 0; j < kPanelVectors; ++j) {
+      x[j] = min(max(load(padded + i + j * kLanes) * inverse, set1(-kInt16Max)), set1(kInt16Max));
+    }
+    store_int16(rounded + i, x);
+  }
+  std::memcpy(out, rounded, count * sizeof(int16_t));
+  return largest / kInt16Max + sum_lanes(difference);
+}
+
+// One row's share of a block. scores: [kBlock], which become the weights; columns [begin, end) are written, whole
+// panels, zeros outside the range. tail: the largest score and the total weight of the row's state.
+class RowWeights {
+ public:
+  RowWeights(float* scores, KeyRange range, int begin, int end) : scores_(scores), range_(range), begin_(begin), end_(end) {}
+
+  // Weighs by 2^score, relative to the largest score so far. Returns the factor on what the row had before.
+  // scales: [panel] of 16 floats each that the weights are multiplied by, or null.
+  float weigh(float soft_cap, float* tail, const float* const* scales) {
+    vf top = set1(-std::numeric_limits<float>::infinity());
+    for (int i = begin_; i < end_; i += kLanes) top = max(see(i, soft_cap), top);
+    const float largest = std::max(tail[0], max_lanes(top));
+    vf total = {}, heaviest = {};
+    for (int i = begin_; i < end_; i += kLanes) {
+      vf weight = exp2_falling(load(scores_ + i) - largest);
+      total += weight;
+      if (scales != nullptr) {
+        const vf scale = load(scales[i / kPanel] + i % kPanel);
+        weight = weight > 0.0f ? weight * scale : vf{};
+        heaviest = max(weight, heaviest);
+      }
+      store(scores_ + i, weight);
+    }
+    heaviest_ = scales != nullptr ? max_lanes(heaviest) : 1.0f;
+    const float keep = exp2_falling(tail[0] - largest);
+    tail[0] = largest;
+    tail[1] = tail[1] * keep + sum_lanes(total);
+    return keep;
+  }
+
+  void clear() {
+    std::fill(scores_ + begin_, scores_ + end_, 0.0f);
+    heaviest_ = 0.0f;
+  }
+
+  // Writes the weights rounded to int16, the heaviest as 32767. Returns what one of those units is worth.
+  float round(int16_t* weights) const {
+    const bool is_zero = !(heaviest_ > 1e-30f);
+    const float inverse = is_zero ? 0.0f : kInt16Max / heaviest_;
+    for (int i = begin_; i < end_; i += kPanel) {
+      vf x[kPanelVectors];
+      for (int j = 0; j < kPanelVectors; ++j) x[j] = load(scores_ + i + j * kLanes) * inverse;
+      store_int16(weights + i, x);
+    }
+    return is_zero ? 0.0f : heaviest_ / kInt16Max;
+  }
+
+ private:
+  // Scores of kLanes keys as the row sees them, kept as such: capped, and minus infinity outside its range.
+  vf see(int column, float soft_cap) {
+    vf x = load(scores_ + column);
+    const bool is_inside = column >= range_.first && column + kLanes <= range_.last;
+    if (is_inside && soft_cap <= 0) return x;
+    if (soft_cap > 0) x = tanh(x / soft_cap) * (soft_cap * kLog2E);
+    if (!is_inside) {
+      vi index;
+      for (int lane = 0; lane < kLanes; ++lane) index[lane] = column + lane;
+      const vf hidden = set1(-std::numeric_limits<float>::infinity());
+      x = (index >= range_.first) & (index < range_.last) ? x : hidden;
+    }
+    store(scores_ + column, x);
+    return x;
+  }
+
+  float* scores_;
+  KeyRange range_;
+  int begin_, end_;
+  float heaviest_ = 0.0f;
+};
+
+}  // namespace quire
