@@ -159,7 +159,7 @@ class TorchPlan:
             for name in op.weights
         ]
         bias = torch.cat(parts[count:]) if has_biases else None
-        matrix = Matrix(torch.cat(parts[:count]), bias)
+        matrix = Matrix(torch.cat(parts[:count]) if count > 1 else parts[0], bias)
         self._matrices.append(matrix)
         is_output = self._plan.slots[y].rows == "O"
         return lambda c: matrix.apply(

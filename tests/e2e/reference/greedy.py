@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from services.artifacts.artifact import ModelArtifact, open_artifact
 from services.artifacts.fetch import pull
@@ -77,13 +77,13 @@ def load_transformers(artifact: ModelArtifact) -> LlamaForCausalLM:
     return model.eval()
 
 
-def continue_greedily(model: LlamaForCausalLM, prompt: Sequence[int]) -> Case:
+def continue_greedily(model: PreTrainedModel, prompt: Sequence[int], num_tokens: int = NUM_TOKENS) -> Case:
     """Return the ids that transformers draws, its KV cache in use."""
     ids: list[int] = []
     margins: list[float] = []
     fresh, past = list(prompt), None
     with torch.inference_mode():
-        for _ in range(NUM_TOKENS):
+        for _ in range(num_tokens):
             answer = model(torch.tensor([fresh]), past_key_values=past, use_cache=True, logits_to_keep=1)
             past = answer.past_key_values
             best = answer.logits[0, -1].topk(2)
