@@ -30,6 +30,8 @@ class SchedulerConfig:
     """Milliseconds in which arrivals are gathered to be placed together; 0 to 10000."""
     match_within_ms: int = 5
     """Milliseconds that a request at the head waits for the kvmanager's answer; 1 to 1000."""
+    submit_within_ms: int = 2000
+    """Milliseconds that a gateway has to use a place; then it goes to another request. 50 to 60000."""
     max_waiting: int = 10_000
     """Requests per model that may wait in a band and the bands before it."""
     max_waiting_tokens: int = 16_000_000
@@ -50,6 +52,7 @@ class SchedulerConfig:
         check_range("probe_port", self.probe_port, 0, 65535)
         check_range("batch_wait_ms", self.batch_wait_ms, 0, 10_000)
         check_range("match_within_ms", self.match_within_ms, 1, 1000)
+        check_range("submit_within_ms", self.submit_within_ms, 50, 60_000)
         check_range("max_waiting", self.max_waiting, 1)
         check_range("max_waiting_tokens", self.max_waiting_tokens, 1)
         if self.log_level not in LEVELS:
@@ -64,6 +67,7 @@ class SchedulerConfig:
         return Rules(
             batch_wait_s=self.batch_wait_ms / 1000,
             match_within_s=self.match_within_ms / 1000,
+            submit_within_s=self.submit_within_ms / 1000,
             max_waiting=self.max_waiting,
             max_waiting_tokens=self.max_waiting_tokens,
         )

@@ -113,7 +113,11 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._refuse_when_draining()
         hello = _worker_hello((await first_message(requests)).hello)
         session = _WorkerSession()
-        welcome = pb.WorkerWelcome(peer=self._peer(), term=self._dispatcher.term)
+        welcome = pb.WorkerWelcome(
+            peer=self._peer(),
+            term=self._dispatcher.term,
+            submit_within_ms=round(self._dispatcher.core.rules.submit_within_s * 1000),
+        )
         session.outbox.put_nowait(pb.ConnectWorkerResponse(welcome=welcome))
         self._dispatcher.connect_worker(hello, session)
 

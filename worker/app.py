@@ -171,7 +171,7 @@ class Worker:
             ),
             max_step_tokens=config.max_step_tokens,
         )
-        book = PlacementBook(config.submit_within_ms / 1000)
+        book = PlacementBook()
         servicer = WorkerServicer(engine, facts, profile, book)
         self._early.open(servicer)
         load_report = LoadReport(engine, book)

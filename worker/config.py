@@ -76,8 +76,6 @@ class WorkerConfig:
     """Prefill tokens in one step: what a prefill adds to the gap between two tokens of a decode."""
     max_waiting: int = 256
     """Requests that wait here; the deep queue is the scheduler's."""
-    submit_within_ms: int = 1000
-    """Milliseconds after which a placement that nobody submits gives its credit back."""
     stuck_after_s: float = 2.0
     """Seconds without a finished step, with work to do, after which the worker is not ready."""
     restart_after_s: float = 60.0
@@ -128,7 +126,6 @@ class WorkerConfig:
         check_range("max_step_tokens", self.max_step_tokens, self.max_sequences + 1, 1 << 16)
         check_range("max_prefill_tokens", self.max_prefill_tokens, 1, self.max_step_tokens)
         check_range("max_waiting", self.max_waiting, 1)
-        check_range("submit_within_ms", self.submit_within_ms, 50, 60_000)
         check_range("stuck_after_s", self.stuck_after_s, 0.1)
         check_range("restart_after_s", self.restart_after_s, self.stuck_after_s)
         check_range("drain_limit_s", self.drain_limit_s, 1.0, 3600.0)

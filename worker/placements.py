@@ -25,7 +25,8 @@ class PlacementBook:
     waited for).
     """
 
-    submit_within_s: float
+    submit_within_s: float = 2.0
+    """Seconds in which a placement is to be submitted; the scheduler says how many when it welcomes us."""
     term: int = 0
     """Highest term that has spoken to this worker; 0 when none has."""
     seen: int = 0

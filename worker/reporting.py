@@ -113,9 +113,12 @@ class LoadReport:
         self._changed_tenants.clear()
         return load
 
-    def obey(self, term: int) -> bool:
-        """Accept the scheduler of `term` unless a higher term has spoken."""
-        return self._book.obey(term)
+    def obey(self, term: int, submit_within_s: float) -> bool:
+        """Accept the scheduler of `term`, and its limit for submits, unless a higher term has spoken."""
+        obeyed = self._book.obey(term)
+        if obeyed:
+            self._book.submit_within_s = submit_within_s
+        return obeyed
 
     def placed(self, highest_seq: int, abandoned: Sequence[int]) -> None:
         """Note which placements exist."""

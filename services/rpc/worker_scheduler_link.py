@@ -65,8 +65,8 @@ class WorkerLoad(Protocol):
     def take(self) -> Load:
         """Return the report of now; started, ended and changed use are given once."""
 
-    def obey(self, term: int) -> bool:
-        """Accept the scheduler of `term` unless a higher term has spoken."""
+    def obey(self, term: int, submit_within_s: float) -> bool:
+        """Accept the scheduler of `term`, and its limit for submits, unless a higher term has spoken."""
 
     def placed(self, highest_seq: int, abandoned: Sequence[int]) -> None: ...
 
@@ -181,7 +181,8 @@ class WorkerSchedulerLink:
         kind = message.WhichOneof("message")
         if kind == "welcome":
             check_peer(message.welcome.peer)
-            self._obeyed = self._load.obey(message.welcome.term)
+            welcome = message.welcome
+            self._obeyed = self._load.obey(welcome.term, welcome.submit_within_ms / 1000)
             if not self._obeyed:
                 raise StaleAttempt(f"a scheduler of the old term {message.welcome.term} is not obeyed")
         elif not self._obeyed:

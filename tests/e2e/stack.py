@@ -33,8 +33,16 @@ REAL_PAGE_BYTES = 737_280
 UP_LIMIT_S = 90.0
 TRIES = 3
 """Times that a start is tried with other ports, should somebody take one meanwhile."""
-KEYS = {"red": "red-key-0001", "blue": "blue-key-0002", "green": "green-key-0003"}
-"""Keys of the tenants in `FILE`; green may have 6 sequences at once."""
+REDIS_LIMIT_MS = 5_000
+"""Long enough for a starved machine: whoever is told that the store is down was told wrongly."""
+KEYS = {
+    "red": "red-key-0001",
+    "blue": "blue-key-0002",
+    "green": "green-key-0003",
+    "capped": "capped-key-0004",
+}
+"""Keys of the tenants in `FILE`; green may have 6 sequences at once, capped `CAP_PAGES` of KV."""
+CAP_PAGES = 100
 BAD_TOKEN = 30_999
 """A prompt that holds it gives a row of NaN."""
 FILE = """
@@ -51,9 +59,10 @@ restart_after_s = {restart_after_s}
 stuck_after_s = {stuck_after_s}
 [scheduler]
 match_within_ms = 500
+submit_within_ms = 30000
 [gateway]
 server_key = "only of this test"
-redis_limit_ms = 500
+redis_limit_ms = {redis_limit_ms}
 [[tenants]]
 id = "red"
 key = "red-key-0001"
@@ -68,6 +77,12 @@ tokens_per_minute = 1000000000
 id = "green"
 key = "green-key-0003"
 max_concurrency = 6
+[[tenants]]
+id = "capped"
+key = "capped-key-0004"
+max_concurrency = 4096
+tokens_per_minute = 1000000000
+kv_pages = {cap_pages}
 """
 
 
@@ -140,6 +155,8 @@ class Stack:
                 step_ms=setup.step_ms,
                 stuck_after_s=setup.stuck_after_s,
                 restart_after_s=setup.restart_after_s,
+                redis_limit_ms=REDIS_LIMIT_MS,
+                cap_pages=CAP_PAGES,
             )
         )
         self._extra: list[subprocess.Popen[bytes]] = []

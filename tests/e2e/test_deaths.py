@@ -7,7 +7,7 @@ import pytest
 
 from services.client import AsyncClient, Running
 from services.client.values import Completion, Delta
-from services.domain.errors import Code, DependencyDown, ServeError, WorkerLost
+from services.domain.errors import Code, ServeError, WorkerLost
 from tests.e2e.leftovers import leftovers, live_leases
 from tests.e2e.stack import Stack
 from tests.e2e.waiting import until
@@ -39,21 +39,12 @@ async def ask(client: AsyncClient, number: int, num_tokens: int = 100) -> Comple
     )
 
 
-async def ask_until_taken(client: AsyncClient, number: int) -> Completion:
-    """Ask again where the store was too slow for a reservation on this busy machine: it never waited then."""
-    while True:
-        try:
-            return await ask(client, number)
-        except DependencyDown:
-            await asyncio.sleep(0.1)
-
-
 @pytest.mark.slow
 async def test_all_who_wait_while_the_scheduler_is_killed_finish_once(mortal: Stack) -> None:
     num_requests = 450
     before = await finished(mortal)
     async with mortal.client("red") as client:
-        tasks = [asyncio.create_task(ask_until_taken(client, n)) for n in range(num_requests)]
+        tasks = [asyncio.create_task(ask(client, n)) for n in range(num_requests)]
         await until("200 wait", mortal.queue, limit_s=30, good=lambda queue: queue.waiting >= 200)
         term = (await mortal.queue()).term
         mortal.process("scheduler").kill()

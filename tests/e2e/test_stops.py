@@ -18,7 +18,7 @@ STOPPED_S = 10.0
 DEAD_AFTER_S = 4.0
 LOOKING_S = 0.5
 """What looking itself may take on a busy machine."""
-EXPECTED = {"WORKER_LOST", "NO_WORKER", "STALE_ATTEMPT", "DEPENDENCY_DOWN"}
+EXPECTED = {"WORKER_LOST", "NO_WORKER", "STALE_ATTEMPT"}
 """What callers may be told while a process does not run."""
 
 

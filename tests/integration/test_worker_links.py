@@ -72,12 +72,14 @@ class Script:
 
 class ScriptedScheduler(Script, scheduler_pb2_grpc.SchedulerServiceServicer):
     _response = sched.ConnectWorkerResponse
+    submit_within_ms = 2000
 
     def _add(self, server: object) -> None:
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self, server)
 
     def _welcome(self, peer: types_pb2.Peer) -> list[sched.ConnectWorkerResponse]:
-        return [self._response(welcome=sched.WorkerWelcome(peer=peer, term=self.term))]
+        welcome = sched.WorkerWelcome(peer=peer, term=self.term, submit_within_ms=self.submit_within_ms)
+        return [self._response(welcome=welcome)]
 
     @property
     def reports(self) -> list[sched.Report]:
@@ -165,10 +167,8 @@ async def test_grants_are_counted_from_the_hello_and_follow_the_requests() -> No
 @pytest.mark.failure("B011")
 async def test_a_placement_that_nobody_submits_gives_its_credit_back() -> None:
     scheduler = ScriptedScheduler()
-    async with (
-        scripted(scheduler) as address,
-        running_worker(scheduler=address, submit_within_ms=100) as worker,
-    ):
+    scheduler.submit_within_ms = 100
+    async with scripted(scheduler) as address, running_worker(scheduler=address) as worker:
         await scheduler.wait_for(lambda: scheduler.last.granted)
         window = scheduler.last.granted
         scheduler.send(placed=sched.Placed(highest_seq=2))

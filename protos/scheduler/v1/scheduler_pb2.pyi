@@ -270,12 +270,14 @@ class ConnectWorkerResponse(_message.Message):
     def __init__(self, welcome: _Optional[_Union[WorkerWelcome, _Mapping]] = ..., placed: _Optional[_Union[Placed, _Mapping]] = ..., ranks: _Optional[_Union[Ranks, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., heartbeat: _Optional[_Union[_types_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
 
 class WorkerWelcome(_message.Message):
-    __slots__ = ("peer", "term")
+    __slots__ = ("peer", "term", "submit_within_ms")
     PEER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
+    SUBMIT_WITHIN_MS_FIELD_NUMBER: _ClassVar[int]
     peer: _types_pb2.Peer
     term: int
-    def __init__(self, peer: _Optional[_Union[_types_pb2.Peer, _Mapping]] = ..., term: _Optional[int] = ...) -> None: ...
+    submit_within_ms: int
+    def __init__(self, peer: _Optional[_Union[_types_pb2.Peer, _Mapping]] = ..., term: _Optional[int] = ..., submit_within_ms: _Optional[int] = ...) -> None: ...
 
 class Placed(_message.Message):
     __slots__ = ("highest_seq", "abandoned")

@@ -11,9 +11,10 @@ def read(*flags: str) -> SchedulerConfig:
 
 
 def test_flags_become_the_cores_bounds() -> None:
-    rules = read("--batch-wait-ms", "20", "--max-waiting", "7", "--max-waiting-tokens", "99").rules()
+    flags = ("--batch-wait-ms", "20", "--max-waiting", "7", "--max-waiting-tokens", "99")
+    rules = read(*flags, "--submit-within-ms", "500").rules()
     assert (rules.batch_wait_s, rules.max_waiting, rules.max_waiting_tokens) == (0.02, 7, 99)
-    assert rules.match_within_s == 0.005
+    assert (rules.match_within_s, rules.submit_within_s) == (0.005, 0.5)
 
 
 @pytest.mark.parametrize(

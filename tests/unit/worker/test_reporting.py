@@ -45,7 +45,8 @@ async def test_grants_count_from_the_hello_and_lost_placements_come_back() -> No
     bench = await started()
     await bench.step(stats=stats(granted=14, taken=10))
     assert bench.load.begin_link() == ([], False)
-    assert bench.load.obey(1)
+    assert bench.load.obey(1, 0.5)
+    assert bench.book.submit_within_s == 0.5
     assert bench.load.take().granted == 4
     bench.load.placed(3, [2])
     assert (bench.load.take().granted, bench.load.take().placements_seen) == (5, 0)
