@@ -27,7 +27,6 @@ from gateway.planning import make_plan
 from gateway.prompts import PromptEncoder
 from gateway.settler import Settler
 from gateway.stores.quota import QuotaStore, Reservation, Settlement
-from gateway.ticker import Ticker
 from services.chassis.telemetry import inject, start_span, trace_id
 from services.domain.errors import DependencyDown, Draining, ErrorDetail, ServeError
 from services.domain.generation import Limits
@@ -63,7 +62,6 @@ class Generate:
     table: LiveTable
     metrics: GatewayMetrics
     settings: GenerateSettings = field(default_factory=GenerateSettings)
-    ticker: Ticker = field(default_factory=Ticker)
     is_draining: bool = False
     """Admit nothing more."""
     doubtful: set[TenantId] = field(default_factory=set)
@@ -153,7 +151,6 @@ class Generate:
             arrived=arrived,
             deadlines=Deadlines(_with_deadline(request.limits, deadline_s), arrived),
             max_unread_tokens=self.settings.max_unread_tokens,
-            ticker=self.ticker,
             places=self.places,
             workers=self.workers,
             on_slow=on_slow,

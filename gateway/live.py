@@ -14,7 +14,6 @@ from gateway.core.choice import Gap
 from gateway.core.deadlines import Deadlines
 from gateway.core.events import Event, Queued, Started, StillWaiting
 from gateway.places import Phase, Places, Plan, Workers
-from gateway.ticker import Ticker
 from services.domain.errors import ServeError, SlowReader, WorkerLost
 from services.domain.generation import FinishReason, Usage
 from services.domain.ids import RequestId
@@ -32,7 +31,6 @@ class LiveRequest:
         arrived: float,
         deadlines: Deadlines,
         max_unread_tokens: int,
-        ticker: Ticker,
         places: Places,
         workers: Workers,
         on_slow: Callable[[], None],
@@ -63,13 +61,11 @@ class LiveRequest:
         self.is_reserved = False
         """Whether the quota may hold something for it."""
         self._max_unread = max_unread_tokens
-        self._ticker = ticker
         self._on_slow, self._mark = on_slow, mark
         self._unread = 0
         self._is_waiting = False
         self._notices: list[Event] = []
         self._told_started = False
-        self._is_due = False
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._arm()
@@ -114,7 +110,7 @@ class LiveRequest:
 
     def take(self) -> list[Event]:
         """Return what is new for the caller, in order; its failure is in `error`, after the last events."""
-        self._is_due, self._unread = False, 0
+        self._unread = 0
         events, self._notices = self._notices, []
         if self.plan is None or isinstance(self.error, SlowReader):
             return events
@@ -194,12 +190,9 @@ class LiveRequest:
         if self.first_token_at is None:
             self.first_token_at = now
             self.deadlines.has_first_token = True
-            self._wake.set()
-        elif not self._is_due:
-            self._is_due = True
-            self._ticker.wake_soon(self._wake.set)
+        self._wake.set()
         self._unread += wanted
-        # A caller's stream that waits here for its tick is not slow, however much comes in between.
+        # A caller's stream that waits here is not slow, however much comes at once.
         if self._unread > self._max_unread and not self._is_waiting:
             self.fail(SlowReader(f"{self._unread} tokens wait to be read, at most {self._max_unread} may"))
             self._on_slow()

@@ -15,6 +15,7 @@ from services.domain.errors import StaleAttempt
 from services.domain.ids import Epoch, GatewayId
 from worker.async_engine import AsyncEngine, GatewayStep, SessionId
 from worker.resend_buffer import ResendBuffer
+from worker.step_joiner import StepJoiner
 
 MAX_UNCONFIRMED = 4096
 """Messages that a gateway may leave unconfirmed: 40 s of steps of 10 ms, far more than a live one does."""
@@ -33,6 +34,7 @@ class GatewaySession(Generic[Message]):
         self.heard_at = now
         self.id = SessionId(0)
         self.buffer: ResendBuffer[Message] = ResendBuffer(MAX_UNCONFIRMED)
+        self.joiner: StepJoiner | None = None
         self._outbox: Outbox[Message] | None = None
 
     def attach(self, outbox: Outbox[Message], now: float) -> None:
@@ -56,6 +58,8 @@ class GatewaySession(Generic[Message]):
             self._outbox.put_nowait(message)
 
     def close(self) -> None:
+        if self.joiner is not None:
+            self.joiner.close()
         if self._outbox is not None:
             self._outbox.close()
             self._outbox = None
@@ -131,4 +135,5 @@ class Gateways(Generic[Message]):
             else:
                 session.send(self._number(session.buffer.last + 1, step))
 
-        return deliver
+        session.joiner = StepJoiner(deliver)
+        return session.joiner.add

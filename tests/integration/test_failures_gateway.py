@@ -71,7 +71,7 @@ async def test_after_every_kind_of_end_the_whole_concurrency_is_there(rig: Rig) 
             await end()
         await rig.settled()
         assert (await rig.quota.use(ACME)).num_leases == 0, end.__name__
-    rig.worker.script = endless
+    rig.worker.script, rig.worker.step_s = endless, 0.025
     calls = [await start(rig) for _ in range(ACME.max_concurrency)]
     assert type(await failure_of(rig, metadata=ACME_KEY)) is QuotaExceeded
     for call in calls:

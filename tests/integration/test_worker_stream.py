@@ -35,7 +35,7 @@ async def test_a_request_streams_its_tokens_and_ends_once() -> None:
         await worker.wait_empty()
 
 
-async def test_one_message_a_step_carries_all_requests_of_a_gateway() -> None:
+async def test_one_message_carries_all_requests_of_a_gateway() -> None:
     async with running_worker(step_ms=5) as worker:
         gateway, other = await connected(worker), await connected(worker, name="gateway-1")
         handles = [await gateway.submit(max_output=30) for _ in range(8)]
@@ -44,8 +44,8 @@ async def test_one_message_a_step_carries_all_requests_of_a_gateway() -> None:
             await gateway.wait_end(handle)
         await other.wait_end(foreign)
         assert max(len(step.handles) for step in gateway.steps) == 8
-        assert len({step.step for step in gateway.steps}) == len(gateway.steps)
         assert all(list(step.handles) in ([], [foreign]) for step in other.steps)
+        assert {handle: gateway.num_tokens(handle) for handle in handles} == dict.fromkeys(handles, 30)
 
 
 @pytest.mark.failure("B081")
@@ -62,7 +62,8 @@ async def test_logprobs_are_parallel_to_tokens_and_nan_where_not_asked_for() -> 
         for step in gateway.steps:
             assert len(step.logprobs) in (0, len(step.token_ids))
             tops = {top.index: len(top.token_ids) for top in step.tops}
-            for index, handle in enumerate(step.handles):  # every count is 1 here
+            owners = [one for one, n in zip(step.handles, step.counts, strict=True) for _ in range(n)]
+            for index, handle in enumerate(owners):
                 value = step.logprobs[index] if step.logprobs else float("nan")
                 seen[handle].append((value == value, tops.get(index, 0)))
         plain, with_two, chosen = (seen[handle] for handle in handles)
@@ -73,7 +74,7 @@ async def test_logprobs_are_parallel_to_tokens_and_nan_where_not_asked_for() -> 
 
 @pytest.mark.failure("B001")
 async def test_a_cancelled_request_is_gone_within_two_steps() -> None:
-    async with running_worker(step_ms=30) as worker:
+    async with running_worker(step_ms=100) as worker:
         gateway = await connected(worker)
         for _ in range(5):
             handle = await gateway.submit(max_output=1500)
