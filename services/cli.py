@@ -29,6 +29,7 @@ COMMANDS = {
     "tokenize": Command("services.commands.tokenize:main", "show how a model reads a text"),
     "models": Command("services.commands.models:models", "list models: served, here, to be fetched"),
     "plan": Command("services.commands.plan:main", "say what a model takes in memory, and what fits"),
+    "quality": Command("services.commands.quality:main", "measure what a version lost against float32"),
     "quantize": Command("services.commands.quantize:main", "make a smaller version of a model"),
     "pull": Command("services.commands.models:pull", "fetch a model"),
     "status": Command("services.commands.status:main", "processes, queue, credits, pages, hit rate"),

@@ -25,7 +25,7 @@ from worker.executors.native.bound_plan import UnsupportedOperation, bind_plan, 
 from worker.executors.native.build import Built, build
 from worker.executors.native.library import Batch as NativeBatch
 from worker.executors.native.library import Compute, Library, NativeError
-from worker.executors.native.packed_weights import open_packed
+from worker.executors.native.packed_weights import PackedWeights, SwappedLayer, open_packed
 from worker.executors.native.sampling import sample
 from worker.executors.weights.loader import WeightSource, open_model
 from worker.models.registry import BuiltModel
@@ -69,9 +69,11 @@ class NativeExecutor:
         revision: str,
         options: NativeOptions,
         environment: Mapping[str, str] = os.environ,
+        layer_of: "tuple[int, NativeExecutor] | None" = None,
     ) -> None:
         """Args:
         environment: Where the cache folder of packed weights is looked up.
+        layer_of: Take this layer's weights from another version of the model; for measuring it alone.
         """
         plan, config = model.plan, model.config
         self._plan = plan
@@ -86,7 +88,10 @@ class NativeExecutor:
         )
         key = f"{revision}-{built.instruction_set}-{built.digest}"
         # Held as long as the engine, which reads both where they are.
-        self._packed = open_packed(library, plan, weights, key=key, environment=environment)
+        packed = open_packed(library, plan, weights, key=key, environment=environment)
+        self._packed: PackedWeights | SwappedLayer = packed
+        if layer_of is not None:
+            self._packed = SwappedLayer(packed, layer_of[1]._packed, layer_of[0])
         self._bound = bind_plan(
             library,
             plan,
@@ -189,13 +194,18 @@ class NativeExecutor:
 
 
 def load_native_executor(
-    path: Path | str, *, model_name: str, options: NativeOptions | None = None
+    path: Path | str,
+    *,
+    model_name: str,
+    options: NativeOptions | None = None,
+    layer_of: tuple[int, NativeExecutor] | None = None,
 ) -> NativeExecutor:
     """Load a model folder or GGUF file into a native executor. KV memory comes with `allocate`.
 
     Args:
         path: What `open_artifact` reads.
         model_name: The name callers use.
+        layer_of: Take this layer's weights from another version of the model; for measuring it alone.
 
     Raises:
         ArtifactError: The model cannot be read or is not one that we compute; names file and tensor.
@@ -209,7 +219,13 @@ def load_native_executor(
     built = build(options.instruction_set)
     try:
         return NativeExecutor(
-            model, weights, built, name=model_name, revision=artifact.revision, options=options
+            model,
+            weights,
+            built,
+            name=model_name,
+            revision=artifact.revision,
+            options=options,
+            layer_of=layer_of,
         )
     except NativeError as exc:
         raise UnsupportedOperation(str(exc)) from exc

@@ -3,7 +3,7 @@
 Knows batches and pages; knows nothing of what is measured.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -25,7 +25,7 @@ _GREEDY = SamplingParams(temperature=0)
 class TappedExecutor(Protocol):
     """An executor that shows its logits."""
 
-    on_logits: object
+    on_logits: Callable[[Batch, NDArray[np.float32]], None] | None
 
     @property
     def profile(self) -> ModelProfile: ...

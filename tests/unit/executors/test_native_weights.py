@@ -139,13 +139,13 @@ def test_matrices_of_one_product_and_format_are_stacked(tmp_path: Path) -> None:
     path = save_gguf(make_model("llama"), tmp_path / "a.gguf", "Q8_0", {"v_proj": "F16", "up_proj": "Q4_0"})
     packed = open_as(path, tmp_path, "a-b-c")
     names = [f"layers.0.{role}" for role in ("q", "k", "v")]
-    assert [WeightKind(weight.kind).name for weight in packed.find(names)] == ["U8", "U8", "F16"]
-    assert [weight.kind for weight in packed.find(["layers.0.gate", "layers.0.up"])] == [
+    assert [WeightKind(weight.kind).name for weight, _ in packed.find(names)] == ["U8", "U8", "F16"]
+    assert [weight.kind for weight, _ in packed.find(["layers.0.gate", "layers.0.up"])] == [
         WeightKind.U8,
         WeightKind.U4,
     ]
     path = save_gguf(make_model("llama"), tmp_path / "b.gguf", "Q8_0")
-    (stacked,) = open_as(path, tmp_path, "d-b-c").find(names)
+    ((stacked, _),) = open_as(path, tmp_path, "d-b-c").find(names)
     assert (stacked.rows, stacked.cols, stacked.group) == (128, 64, 32)
 
 

@@ -25,7 +25,7 @@ from worker.executors.native.library import (
     Weight,
     WeightKind,
 )
-from worker.executors.native.packed_weights import PackedWeights, parameter_groups
+from worker.executors.native.packed_weights import PackedWeights, SwappedLayer, parameter_groups
 from worker.models.tensor_names import role_of
 from worker.plan import op as plan_op
 from worker.plan.op import OpKind, Plan, RopeTable
@@ -68,7 +68,7 @@ class BoundPlan:
 def bind_plan(
     library: Library,
     plan: Plan,
-    packed: PackedWeights,
+    packed: PackedWeights | SwappedLayer,
     layout: KvLayout,
     *,
     max_positions: int,
@@ -88,11 +88,10 @@ def bind_plan(
         entries = [entry for group in groups for entry in group]
         ops.append(_bind_op(op, first_weight=len(weights), num_weights=len(entries)))
         weights += [
-            Weight(entry.kind, entry.rows, entry.cols, entry.group, packed.address(entry))
-            for entry in entries
+            Weight(entry.kind, entry.rows, entry.cols, entry.group, address) for entry, address in entries
         ]
         if op.kind in _PRODUCTS:
-            for entry in groups[0]:
+            for entry, _ in groups[0]:
                 kernel = library.kernel_name(WeightKind(entry.kind), compute)
                 kernels[_layer_kind(op), kernel] += 1
     tables = [rope_table(rope, max_positions) for rope in plan.ropes]

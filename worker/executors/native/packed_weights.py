@@ -62,14 +62,32 @@ class PackedWeights:
     def num_bytes(self) -> int:
         return int(self._map.nbytes)
 
-    def find(self, names: Sequence[str]) -> list[PackedWeight]:
-        """Return the weights that hold these parameters: one for all of them, or one for each."""
-        together = self._weights.get(key_of(names))
-        return [together] if together is not None else [self._weights[name] for name in names]
+    def find(self, names: Sequence[str]) -> list[tuple[PackedWeight, int]]:
+        """Return the weights that hold these parameters: one for all of them, or one for each.
 
-    def address(self, weight: PackedWeight) -> int:
-        """Return where the weight lies in memory, as long as this object lives."""
-        return int(self._map.ctypes.data) + weight.offset
+        With each its address, good as long as this object lives.
+        """
+        together = self._weights.get(key_of(names))
+        found = [together] if together is not None else [self._weights[name] for name in names]
+        base = int(self._map.ctypes.data)
+        return [(weight, base + weight.offset) for weight in found]
+
+
+class SwappedLayer:
+    """One model's packed weights with a single layer of another version's, to measure that layer alone."""
+
+    def __init__(self, most: PackedWeights, version: "PackedWeights | SwappedLayer", layer: int) -> None:
+        self._most, self._version = most, version
+        self._prefix = f"layers.{layer}."
+
+    @property
+    def num_bytes(self) -> int:
+        return self._most.num_bytes
+
+    def find(self, names: Sequence[str]) -> list[tuple[PackedWeight, int]]:
+        """Return the weights that hold these parameters, and their addresses."""
+        is_swapped = any(name.startswith(self._prefix) for name in names)
+        return (self._version if is_swapped else self._most).find(names)
 
 
 def key_of(names: Sequence[str]) -> str:

@@ -1,0 +1,129 @@
+"""Opens a version and its baseline, measures them, and closes them again: the whole of `quire quality`.
+
+Knows executors and their options; knows nothing of terminals or files of results.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from services.artifacts.artifact import ModelArtifact, open_artifact
+from services.domain.kv_layout import KvFormat
+from worker.executors.native.library import Compute
+from worker.executors.native_executor import NativeExecutor, NativeOptions, load_native_executor
+from worker.executors.weights.loader import open_model
+from worker.quality.divergence import DivergenceSum
+from worker.quality.measure import (
+    ANSWER_TOKENS,
+    WINDOW,
+    Measured,
+    Progress,
+    Reader,
+    add_window,
+    mean_repetition,
+    measure_tasks,
+    measure_texts,
+    record_outputs,
+)
+from worker.quality.report import Version
+from worker.quality.runner import Runner
+from worker.quality.tasks import Task
+from worker.quality.verdict import Thresholds, judge
+
+EXACT = NativeOptions(compute=Compute.F32, kv_format=KvFormat.F32)
+"""The baseline: float32 activations and KV, weights as stored and dequantised exactly."""
+LAYER_WINDOWS = 2
+"""Windows of text, one kind after the other, that each layer is measured on."""
+LONGEST = WINDOW + ANSWER_TOKENS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What to measure a version with."""
+
+    texts: Mapping[str, str]
+    """By kind."""
+    tasks: Sequence[Task]
+    prompts: Sequence[str]
+    """Whose outputs are recorded."""
+    with_layers: bool
+    """Each layer's weights alone too; needs a baseline with other weights."""
+    thresholds: Thresholds
+
+
+def measure_version(
+    name: str, path: Path, baseline: Path | None, options: NativeOptions, wanted: Wanted, progress: Progress
+) -> Version:
+    """Measure the model at `path` as `options` compute it.
+
+    Args:
+        baseline: The model in float32 that it is held against; None: its own weights.
+
+    Raises:
+        ArtifactError: A model cannot be read.
+    """
+    artifact = open_artifact(path)
+    reader = reader_of(artifact)
+    exact_options = _threads_of(options, EXACT)
+    exact = load_native_executor(baseline or path, model_name="baseline", options=exact_options)
+    executor = load_native_executor(path, model_name=name, options=options)
+    try:
+        base, ours = (Runner(one, max_tokens=LONGEST) for one in (exact, executor))
+        texts, overall = measure_texts(base, ours, reader, wanted.texts, progress)
+        measured = Measured(texts=texts, overall=overall)
+        measured.scores = measure_tasks(base, ours, reader, wanted.tasks, progress)
+        progress("recorded outputs")
+        measured.outputs = record_outputs(ours, reader, wanted.prompts)
+        measured.baseline_outputs = record_outputs(base, reader, wanted.prompts)
+        measured.repetition = mean_repetition(measured.outputs)
+        measured.baseline_repetition = mean_repetition(measured.baseline_outputs)
+        if wanted.with_layers:
+            assert baseline is not None, "checked by the caller: the same weights have nothing to show"
+            measured.layers = _layers(base, baseline, executor, exact_options, reader, wanted.texts, progress)
+    finally:
+        exact.close()
+        executor.close()
+    return Version(
+        name=name,
+        digest=executor.profile.numerics,
+        settings={
+            "compute": options.compute.name.lower(),
+            "kv": options.kv_format.value,
+            "baseline": str(baseline) if baseline else "its own weights in float32",
+        },
+        measured=measured,
+        checks=judge(measured, wanted.thresholds),
+    )
+
+
+def reader_of(artifact: ModelArtifact) -> Reader:
+    """Return how a model reads text."""
+    return Reader(artifact.tokenizer, artifact.template, artifact.eos_ids)
+
+
+def _layers(
+    base: Runner,
+    baseline: Path,
+    version: NativeExecutor,
+    exact: NativeOptions,
+    reader: Reader,
+    texts: Mapping[str, str],
+    progress: Progress,
+) -> list[float]:
+    """Return the mean KL of the baseline with one layer's weights from the version, layer by layer."""
+    windows = [window for text in texts.values() for window in reader.windows(text)[:1]][:LAYER_WINDOWS]
+    num_layers = open_model(open_artifact(baseline))[0].plan.num_layers
+    found = []
+    for layer in range(num_layers):
+        progress(f"layer {layer + 1}/{num_layers}")
+        mixed = load_native_executor(baseline, model_name="layer", options=exact, layer_of=(layer, version))
+        runner, part = Runner(mixed, max_tokens=LONGEST), DivergenceSum()
+        for window in windows:
+            add_window(part, base, runner, window)
+        found.append(part.result().mean_kl)
+        mixed.close()
+    return found
+
+
+def _threads_of(source: NativeOptions, options: NativeOptions) -> NativeOptions:
+    return replace(options, num_threads=source.num_threads, instruction_set=source.instruction_set)
