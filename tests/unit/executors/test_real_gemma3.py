@@ -1,4 +1,4 @@
-"""The real Gemma 3 in torch: the logits and ids of transformers, beyond the window, and bits that hold."""
+"""The real Gemma 3: the logits and ids of transformers on every executor, also beyond the window."""
 
 from pathlib import Path
 
@@ -8,9 +8,12 @@ import torch
 
 from services.artifacts.artifact import open_artifact
 from services.artifacts.fetch import pull
+from services.domain.kv_layout import KvFormat
 from tests.e2e.reference.gemma3 import MODEL, load, load_transformers, prompt_ids
 from tests.e2e.reference.greedy import Case, sha256_of
 from tests.unit.executors.batches import Part, logits_of
+from tests.unit.executors.native_models import load_native
+from worker.executors.native.library import Compute
 from worker.executors.torch_executor import TorchExecutor, load_torch_executor
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -51,6 +54,16 @@ def test_logits_and_ids_are_those_of_transformers(executor: TorchExecutor, gemma
             theirs = reference(torch.tensor([ids[:-1]]), logits_to_keep=num_drawn).logits[0].numpy()
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=5e-3, err_msg=name)
         assert ours.argmax(-1).tolist() == case.certain_ids == theirs.argmax(-1).tolist(), name
+
+
+def test_the_native_executor_gives_the_ids_of_transformers(gemma_path: Path, tmp_path: Path) -> None:
+    executor = load_native(gemma_path, tmp_path, compute=Compute.F32, kv_format=KvFormat.F32)
+    executor.allocate(NUM_PAGES)
+    for name, case in CASES.items():
+        ids = whole(case)[:-1]
+        ours = logits_of(executor, [Part(ids, 0, range(NUM_PAGES))])[-len(case.certain_ids) :]
+        assert ours.argmax(-1).tolist() == case.certain_ids, name
+    executor.close()
 
 
 def test_chunks_and_company_change_no_bit_beyond_the_window(executor: TorchExecutor) -> None:
