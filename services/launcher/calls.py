@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Sequence
 
 from services.client.values import Receipt
+from services.domain.miss_reason import MissReason
 from services.launcher.topology import Ports
 
 METHOD = "protos.gateway.v1.GenerateService/Generate"
@@ -54,14 +55,31 @@ def example_calls(program: str, model: str, ports: Ports) -> list[tuple[str, str
     ]
 
 
+_MISSES = {
+    MissReason.NEVER_SEEN: "not seen before",
+    MissReason.IN_FLIGHT: "being computed for an earlier request",
+    MissReason.EVICTED_FOR_SPACE: "evicted, its pages were needed",
+    MissReason.EVICTED_BY_POLICY: "evicted by the policy",
+    MissReason.WORKER_GONE: "gone with its worker",
+    MissReason.ON_ANOTHER_WORKER: "cached on another worker",
+    MissReason.OWN_SALT: "a salt of your own",
+    MissReason.OPT_OUT: "you opted out",
+    MissReason.FIRST_DIFFERENCE: "differs from an earlier prompt here",
+    MissReason.UNKNOWN: "nobody could say why in time",
+}
+"""Why a prompt was not cached from some token on, in words."""
+
+
 def receipt_lines(receipt: Receipt) -> list[str]:
     """Say what a request cost."""
     usage = receipt.usage
     rate = 1000 / receipt.tpot_ms if receipt.tpot_ms > 0 else 0.0
     retried = f", {receipt.attempts} attempts" if receipt.attempts > 1 else ""
+    miss = _MISSES.get(receipt.miss_reason)
+    uncached = f"; from token {receipt.first_miss_token} on: {miss}" if miss else ""
     preempted = f", preempted {receipt.preemptions} times" if receipt.preemptions else ""
     return [
-        f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached), "
+        f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached{uncached}), "
         f"{usage.output_tokens} output tokens",
         f"first token after {receipt.ttft_ms:.0f} ms, then {rate:.0f} tokens/s (queue "
         f"{receipt.queue_ms:.0f}, prefill {receipt.prefill_ms:.0f}, decode {receipt.decode_ms:.0f} ms)",

@@ -6,10 +6,10 @@ import time
 import pytest
 
 from services.client import AsyncClient
-from services.domain.errors import Code, PromptTooLong
+from services.domain.errors import Code, PromptTooLong, QuotaExceeded
 from services.domain.generation import FinishReason
 from tests.e2e.leftovers import leftovers
-from tests.e2e.stack import Stack
+from tests.e2e.stack import CAP_PAGES, Stack
 from tests.e2e.waiting import until
 
 AT_ONCE_S = 1.0
@@ -58,6 +58,33 @@ async def test_sixty_four_that_fit_one_by_one_finish_where_three_fit_at_once(cal
     for worker in ("worker-0", "worker-1"):
         metrics = await calm.metrics(worker)
         assert metrics.sum("quire_kv_pages") == 160
+
+
+async def test_a_capped_tenant_may_use_its_whole_cap_on_one_worker_and_never_more(calm: Stack) -> None:
+    """Each needs the whole cap of 100 pages on a worker whose share of it is 50: one after the other runs."""
+
+    async def ask(client: AsyncClient, number: int, num_prompt: int) -> int:
+        whole = await client.generate_text([200 + number] * num_prompt, max_output_tokens=40, ignore_eos=True)
+        return whole.receipt.usage.output_tokens
+
+    async def in_force() -> float:
+        return (await calm.metrics("kvmanager")).sum("quire_kv_slice_pages", tenant="capped")
+
+    largest = CAP_PAGES * 16 - 39
+    async with calm.client("capped") as client, calm.client("red") as other:
+        tasks = [asyncio.create_task(ask(client, number, largest)) for number in range(6)]
+        tasks += [asyncio.create_task(ask(client, 10 + number, 100)) for number in range(6)]
+        tasks += [asyncio.create_task(ask(other, 20 + number, 100)) for number in range(6)]
+        while not all(task.done() for task in tasks):
+            assert await in_force() <= CAP_PAGES
+            await asyncio.sleep(0.05)
+        assert await asyncio.gather(*tasks) == [40] * 18
+        with pytest.raises(QuotaExceeded) as caught:
+            await ask(client, 30, largest + 1)
+        assert caught.value.detail.quota == "tenant/kv_pages"
+        assert str(CAP_PAGES) in caught.value.message
+        assert str(CAP_PAGES + 1) in caught.value.message
+    await until("everything given back", lambda: leftovers(calm), limit_s=20, good=lambda left: not left)
 
 
 @pytest.mark.failure("B010")

@@ -1,5 +1,7 @@
 """What is reused and why not, as receipts and the workers' counters tell it; one request at a time."""
 
+import asyncio
+
 import pytest
 
 from services.client import AsyncClient
@@ -50,6 +52,15 @@ async def test_a_shared_prefix_is_computed_once(calm: Stack) -> None:
     assert second.receipt.miss_reason is MissReason.FIRST_DIFFERENCE
     assert second.receipt.first_miss_token == CACHED
     assert second.receipt.worker == first.receipt.worker
+
+
+async def test_what_is_being_computed_is_not_called_never_seen(calm: Stack) -> None:
+    async with calm.client() as client:
+        ids = await words(client, "at once", SHARED)
+        asked = await asyncio.gather(*(ask(client, ids) for _ in range(4)))
+    reasons = [one.receipt.miss_reason for one in asked]
+    assert reasons.count(MissReason.NEVER_SEEN) == 1
+    assert set(reasons) <= {MissReason.NEVER_SEEN, MissReason.IN_FLIGHT, MissReason.NONE}
 
 
 async def test_another_tenant_shares_nothing(calm: Stack) -> None:

@@ -69,7 +69,7 @@ async def shell(tmp_path: Path) -> AsyncIterator[Shell]:
 async def test_generate_prints_the_answer_alone_and_the_receipt_beside(shell: Shell) -> None:
     ran = await shell.run("generate", "--seed", "3", "--max-tokens", "9", "--stop", "END", "Hello")
     assert (ran.code, ran.out) == (0, SCRIPT_TEXT + "\n")
-    assert "20 prompt tokens (16 cached)" in ran.err
+    assert "20 prompt tokens (16 cached; from token 16 on: not seen before)" in ran.err
     assert "waiting: 2 before this one" in ran.err
     [request] = shell.service.requests
     assert (request.model, request.prompt, request.sampling.seed, list(request.stop)) == (

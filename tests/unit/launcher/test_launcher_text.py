@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import shlex
 from pathlib import Path
@@ -14,6 +15,25 @@ from services.launcher.child_log import what_it_does, why_it_ended
 from services.launcher.models import names, serve_name
 from services.launcher.sim_model import write_sim_model
 from services.launcher.topology import Ports
+
+RECEIPT = Receipt(
+    request_id="r1",
+    usage=Usage(prompt_tokens=1024, cached_tokens=992, output_tokens=7),
+    computed_tokens=38,
+    queue_ms=1,
+    prefill_ms=20,
+    decode_ms=70,
+    ttft_ms=21,
+    tpot_ms=10,
+    preemptions=2,
+    page_seconds=1.25,
+    worker="worker-1",
+    attempts=2,
+    miss_reason=MissReason.NONE,
+    first_miss_token=0,
+    client_label="",
+    exact=True,
+)
 
 
 def log(tmp_path: Path, *lines: str) -> Path:
@@ -83,26 +103,15 @@ def test_endpoints_name_every_door() -> None:
         assert port in text
 
 
+@pytest.mark.parametrize("reason", [reason for reason in MissReason if reason is not MissReason.NONE])
+def test_every_reason_of_a_miss_is_told_in_words_with_its_place(reason: MissReason) -> None:
+    first, *_ = receipt_lines(dataclasses.replace(RECEIPT, miss_reason=reason, first_miss_token=992))
+    assert "(992 cached; from token 992 on: " in first
+    assert reason.value not in first
+
+
 def test_a_receipt_is_told_in_words() -> None:
-    receipt = Receipt(
-        request_id="r1",
-        usage=Usage(prompt_tokens=1024, cached_tokens=992, output_tokens=7),
-        computed_tokens=38,
-        queue_ms=1,
-        prefill_ms=20,
-        decode_ms=70,
-        ttft_ms=21,
-        tpot_ms=10,
-        preemptions=2,
-        page_seconds=1.25,
-        worker="worker-1",
-        attempts=2,
-        miss_reason=MissReason.NONE,
-        first_miss_token=0,
-        client_label="",
-        exact=True,
-    )
-    text = "\n".join(receipt_lines(receipt))
+    text = "\n".join(receipt_lines(RECEIPT))
     for part in (
         "1024 prompt tokens (992 cached)",
         "100 tokens/s",
