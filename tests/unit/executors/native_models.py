@@ -65,7 +65,7 @@ def plan_executor(
     *,
     num_heads: int = 1,
     num_kv_heads: int = 1,
-    head_dim: int = 2,
+    head_dim: int = 16,
     rope: RopeTable | None = None,
     **options: Any,
 ) -> NativeExecutor:

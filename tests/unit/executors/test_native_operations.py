@@ -159,7 +159,7 @@ def test_activations_bear_the_largest_numbers(instruction_set: str, tmp_path: Pa
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 def test_heads_are_normalised_one_by_one(instruction_set: str, tmp_path: Path) -> None:
-    q_heads, kv_heads, head_dim = 3, 1, 20
+    q_heads, kv_heads, head_dim = 3, 1, 24
     width = (q_heads + 2 * kv_heads) * head_dim
 
     def forward(g: Graph) -> Slot:
