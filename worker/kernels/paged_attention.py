@@ -11,6 +11,7 @@ where a tile has them for its earlier rows. Blocks outside the window of all row
 
 Scores are q . k * scale, then soft_cap * tanh(score / soft_cap) unless soft_cap is 0. A row at position p
 sees keys p - window + 1 to p; all up to p where window is 0.
+Keys before every window are not read, but their pages stay: the pool knows nothing of layers.
 
 Memory that no token of the sequence wrote is never read: what lies past the end comes from a row of zeros.
 
