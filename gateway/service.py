@@ -28,6 +28,7 @@ from gateway.core.events import (
 )
 from gateway.core.request import Caller, ChatTurn, GenerationRequest, SamplingOptions
 from gateway.generate import Generate
+from gateway.http.credentials import FORWARDED
 from gateway.observation import GatewayMetrics
 from gateway.queries import InProgress, Queries
 from protos.gateway.v1 import gateway_pb2 as pb
@@ -138,7 +139,10 @@ class GatewayService(gateway_pb2_grpc.GenerateServiceServicer):
         return pb.GetRequestResponse(receipt=_receipt_to_pb(found))
 
     def _caller(self, context: grpc.aio.ServicerContext) -> Caller:
-        return self._auth.authenticate(_key_of(context), from_loopback=is_loopback(context.peer()))
+        # Behind a proxy on this machine everybody comes from loopback.
+        is_forwarded = any(_metadata(context, name) is not None for name in FORWARDED)
+        is_local = is_loopback(context.peer()) and not is_forwarded
+        return self._auth.authenticate(_key_of(context), from_loopback=is_local)
 
 
 def is_loopback(peer: str) -> bool:

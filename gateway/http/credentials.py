@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from services.domain.errors import BadCredential
 
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
+FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 """Set by proxies: whoever is behind one is not known to be here."""
 
 
@@ -35,7 +35,7 @@ def is_local(peer: str, headers: Mapping[str, str]) -> bool:
     """
     if not _is_loopback(peer) or "origin" in headers:
         return False
-    if any(name in headers for name in _FORWARDED):
+    if any(name in headers for name in FORWARDED):
         return False
     host = headers.get("host", "")
     name = host[1 : host.find("]")] if host.startswith("[") else host.partition(":")[0]

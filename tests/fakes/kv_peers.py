@@ -61,12 +61,14 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(redis_url: str | None = None) -> AsyncIterator[Served]:
+async def serving(
+    redis_url: str | None = None, policy: EvictionPolicy | None = None
+) -> AsyncIterator[Served]:
     store = None if redis_url is None else connect(redis_url)
     copy = None if store is None else RedisIndexCopy(store)
     manager = Manager(
         caps={TenantId("t"): 100},
-        policy=EvictionPolicy(),
+        policy=policy or EvictionPolicy(),
         metrics=IndexMetrics(Metrics()),
         copy=copy,
         expect_workers=2,

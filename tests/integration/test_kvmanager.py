@@ -35,13 +35,14 @@ BLOCKS = hash_blocks(range(16 * 64), salt=b"t")
 
 
 async def test_what_a_worker_tells_is_what_a_scheduler_hears() -> None:
-    async with serving() as served:
+    async with serving(policy=EvictionPolicy(version=3, idle_ttl_s=90.0)) as served:
         worker = RawWorker(served.stub)
         welcome = (await worker.receive("welcome")).welcome
         assert welcome.peer.name == "kvmanager"
-        assert (await worker.receive("policy")).policy.eviction_order == pb.EVICTION_ORDER_LRU
+        policy = (await worker.receive("policy")).policy
+        assert policy == pb.Policy(version=3, eviction_order=pb.EVICTION_ORDER_LRU, idle_ttl_ms=90_000)
         slices = (await worker.receive("slices")).slices
-        assert [(one.tenant, one.max_pages) for one in slices.slices] == [("t", 50)]
+        assert [(one.tenant, one.max_pages, one.cap) for one in slices.slices] == [("t", 50, 100)]
         worker.snapshot(3, BLOCKS[:40])
         worker.events(4, BLOCKS[40:50])
         await wait_for_blocks(served, 50)

@@ -356,6 +356,25 @@ async def test_cached_blocks_go_when_nobody_used_them_for_the_time_that_the_poli
         assert gone.removed == b"".join(reversed(blocks))
 
 
+async def test_pages_are_given_up_in_the_order_of_the_policy_least_recently_used_first() -> None:
+    """Three prompts of 4 blocks fill 14 pages; the first is used again, then a fourth needs room."""
+    prompts = [[100 * number + token for token in range(65)] for number in range(4)]
+    manager = ScriptedKvManager()
+    async with scripted(manager) as address, running_worker(kvmanager=address, num_pages=14) as worker:
+        await manager.wait_for(lambda: manager.snapshots)
+        manager.send(policy=kv.Policy(version=5, eviction_order=kv.EVICTION_ORDER_LRU))
+        await manager.wait_for(lambda: any(message.policy.version == 5 for message in manager.messages))
+        gateway = HandGateway(worker)
+        await gateway.connect()
+        for number in (0, 1, 2, 0, 3):
+            await gateway.wait_end(await gateway.submit(prompt_ids=prompts[number], max_output=1))
+        await manager.wait_for(lambda: any(e.removed for e in manager.events))
+        second = hash_blocks(prompts[1], salt=b"salt")
+        gone = b"".join(e.removed for e in manager.events)
+        assert {e.removal_reason for e in manager.events if e.removed} == {kv.REMOVAL_REASON_SPACE}
+        assert gone == b"".join(reversed(second))[: len(gone)], "of the second prompt, its end first"
+
+
 async def test_a_policy_that_a_worker_cannot_follow_is_refused_in_so_many_words() -> None:
     manager = ScriptedKvManager()
     with structlog.testing.capture_logs() as lines:

@@ -41,6 +41,13 @@ def test_caps_come_from_the_tenants_of_the_file_and_from_flags(tmp_path: Path) -
     assert load_config([], {"QUIRE_CONFIG": path})[1] == {"red": 100}
 
 
+def test_the_idle_time_to_live_is_none_by_default_and_bounded() -> None:
+    assert load_config([], {})[0].idle_ttl_s is None
+    assert load_config(["--idle-ttl-s", "600"], {})[0].idle_ttl_s == 600
+    with pytest.raises(ConfigError, match="idle_ttl_s"):
+        load_config(["--idle-ttl-s", "0"], {})
+
+
 @pytest.mark.parametrize("cap", ["red", "red=", "red=0", "=5", "red=many"])
 def test_a_bad_cap_is_refused(cap: str) -> None:
     with pytest.raises(ConfigError, match="TENANT=PAGES"):

@@ -153,7 +153,7 @@ class Escrow(RuleBasedStateMachine):
 
 
 TestEscrow = Escrow.TestCase
-TestEscrow.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestEscrow.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
 @settings(max_examples=60, deadline=None)
