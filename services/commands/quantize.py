@@ -24,7 +24,10 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     try:
         settings = QuantizeSettings(
-            bits=WIDTHS[args.to], group=args.group, method=Method(args.method or _method(args.to))
+            bits=WIDTHS[args.to],
+            group=args.group,
+            method=Method(args.method or _method(args.to)),
+            has_static_activations=args.static_activations,
         )
     except QuantizeError as exc:
         raise ConfigError(str(exc)) from exc
@@ -70,7 +73,12 @@ def _sequences(
     artifact: ModelArtifact, settings: QuantizeSettings, calibration: Path | None
 ) -> list[list[int]]:
     """Return token ids to calibrate with; none for a method that looks at weights alone."""
-    if not settings.method.is_calibrated:
+    if settings.has_static_activations and calibration is None:
+        raise QuantizeError(
+            "--static-activations: needs --calibration FILE; what fixed scales never saw they clip, so they"
+            " must come from text like yours (without the flag scales are chosen as the model runs)"
+        )
+    if not settings.is_calibrated:
         if calibration is not None:
             raise QuantizeError(
                 f"--calibration: --method {settings.method} does not look at text; leave it out"
@@ -101,6 +109,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--calibration", type=Path, help="JSON file with texts for awq and gptq [one that ships with this]"
+    )
+    parser.add_argument(
+        "--static-activations",
+        action="store_true",
+        help="write a fixed scale for each matrix's 8-bit inputs too, for servers that want one",
     )
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder to make")
     add_output_flags(parser)

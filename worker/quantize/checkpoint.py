@@ -19,8 +19,8 @@ from worker.executors.weights.loader import WeightSource
 from worker.models.registry import BuiltModel
 from worker.models.tensor_names import Transform, WeightFormat, file_name_of, transform_of
 from worker.quantize.folder_files import copy_small_files, source_config
+from worker.quantize.layer_rounding import RoundedLayer
 from worker.quantize.packing import pack, quantization_config
-from worker.quantize.rounding import Rounded
 from worker.quantize.safetensors_writer import Entry, write_safetensors
 from worker.quantize.settings import QuantizeSettings
 
@@ -44,23 +44,24 @@ class CheckpointWriter:
         self,
         layer: int,
         parameters: tuple[str, ...],
-        rounded: Mapping[str, Rounded],
-        changed: Mapping[str, Tensor],
+        rounded: RoundedLayer,
+        largest_inputs: Mapping[str, float],
     ) -> None:
         """Write the shard of one layer.
 
         Args:
             layer: Its number.
             parameters: Everything that it reads.
-            rounded: Its quantised matrices.
-            changed: Parameters in floats whose values are no longer the source's.
+            rounded: Its quantised matrices, and what else is no longer the source's.
+            largest_inputs: Greatest size of an input, of the matrices that get a scale for theirs.
         """
         entries: dict[str, Entry] = {}
         for name in parameters:
-            if name in rounded:
-                entries |= pack(self._tensor_name(name).removesuffix(".weight"), rounded[name])
+            if (matrix := rounded.matrices.get(name)) is not None:
+                module = self._tensor_name(name).removesuffix(".weight")
+                entries |= pack(module, matrix, largest_inputs.get(name))
             else:
-                entries[self._tensor_name(name)] = self._floats(name, changed.get(name))
+                entries[self._tensor_name(name)] = self._floats(name, rounded.changed.get(name))
         write_safetensors(self._shard(layer), entries)
 
     def finish(self, settings: QuantizeSettings) -> None:

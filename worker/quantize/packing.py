@@ -14,21 +14,34 @@ from worker.quantize.safetensors_writer import Entry
 from worker.quantize.settings import QuantizeSettings
 
 _WORD_BITS = 32
+_LARGEST_INT8 = 127
+_LEAST = 1e-30
+"""Stands for the size of inputs that were all zero."""
 
 
-def pack(module: str, matrix: Rounded) -> Mapping[str, Entry]:
-    """Return the tensors of a module, by name."""
+def pack(module: str, matrix: Rounded, largest_input: float | None = None) -> Mapping[str, Entry]:
+    """Return the tensors of a module, by name.
+
+    Args:
+        module: Name that they begin with.
+        matrix: Its codes.
+        largest_input: Greatest size of an input where inputs have one fixed scale, else None.
+    """
     bits, codes = matrix.grid.bits, matrix.codes.numpy()
     zeros = matrix.grid.zeros.numpy().astype(np.uint8)
     scales = matrix.grid.scales.numpy()
     # The grid's scales are bfloat16 numbers already: the lower half of each is zero.
     upper = (scales.view(np.uint32) >> 16).astype("<u2")
-    return {
+    entries = {
         f"{module}.weight_packed": Entry.of("I32", pack_words(codes, bits)),
         f"{module}.weight_scale": Entry.of("BF16", upper),
         f"{module}.weight_zero_point": Entry.of("I32", np.ascontiguousarray(pack_words(zeros.T, bits).T)),
         f"{module}.weight_shape": Entry.of("I64", np.array(codes.shape, "<i8")),
     }
+    if largest_input is not None:
+        scale = np.array([max(largest_input, _LEAST) / _LARGEST_INT8], "<f4")
+        entries[f"{module}.input_scale"] = Entry.of("F32", scale)
+    return entries
 
 
 def pack_words(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:
@@ -55,10 +68,11 @@ def quantization_config(settings: QuantizeSettings) -> dict[str, Any]:
         "group_size": settings.group,
         "dynamic": False,
     }
+    inputs = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "tensor", "dynamic": False}
     group = {
         "targets": ["Linear"],
         "weights": weights,
-        "input_activations": None,
+        "input_activations": inputs if settings.has_static_activations else None,
         "output_activations": None,
     }
     return {

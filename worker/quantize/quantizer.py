@@ -63,7 +63,7 @@ def quantize(
     Args:
         artifact: The model.
         settings: Format and method.
-        sequences: Token ids of the calibration text; empty for a method that needs none.
+        sequences: Token ids of the calibration text; looked at where the settings need it.
         out: The folder to make. Until it is whole it is called `<out>.partial`.
         on_layer: Called after each layer.
 
@@ -71,6 +71,7 @@ def quantize(
         QuantizeError: `out` exists, a width is no multiple of the group, or a partial run is another's.
         ArtifactError: The model cannot be read.
     """
+    assert sequences or not settings.is_calibrated, "the settings need text"
     if out.exists():
         raise QuantizeError(f"{out}: exists; remove it or choose another -o")
     model, weights = open_model(artifact)
@@ -113,7 +114,7 @@ class _Run:
         self.folder = folder
         self._weights = weights
         self._settings = settings
-        self._sequences = sequences if settings.method.is_calibrated else ()
+        self._sequences = sequences if settings.is_calibrated else ()
         self._plan: SplitPlan = split(model.plan)
         self._runner = DenseRunner(model.plan)
         self._rounder = LayerRounder(model.plan, settings, self._runner)
@@ -137,9 +138,11 @@ class _Run:
                 assert layer.index == 0, "a layer's inputs are kept before the one before it counts as done"
                 cache.write(0, self._embedded())
             rounded = self._quantise(layer, cache)
-            self._writer.write_layer(layer.index, layer.parameters, rounded.matrices, rounded.changed)
-            if self._sequences and layer is not self._plan.layers[-1]:
-                cache.write(layer.index + 1, self._passed_on(layer, rounded, cache))
+            largest: dict[str, float] = {}
+            if self._sequences:
+                cache.write(layer.index + 1, self._passed_on(layer, rounded, cache, largest))
+            inputs = largest if self._settings.has_static_activations else {}
+            self._writer.write_layer(layer.index, layer.parameters, rounded, inputs)
             self._save_state(layer.index + 1)
             # Not before: a kill up to here has to do this layer again, from its inputs.
             cache.keep_only(layer.index + 1)
@@ -199,12 +202,19 @@ class _Run:
         return self._rounder.round_layer(layer, values, inputs if self._sequences else None)
 
     def _passed_on(
-        self, layer: Layer, rounded: RoundedLayer, cache: ActivationCache
+        self, layer: Layer, rounded: RoundedLayer, cache: ActivationCache, largest: dict[str, float]
     ) -> Iterator[NDArray[np.float32]]:
-        """Give what the quantised layer makes of its inputs, sequence by sequence."""
+        """Give what the quantised layer makes of its inputs, sequence by sequence.
+
+        `largest` gets the greatest size of an input of each matrix.
+        """
         for x in cache.read(layer.index):
             slots = {layer.input: torch.from_numpy(x)}
             self._runner.run(layer.ops, slots, rounded.values)
+            for linear in layer.linears:
+                size = float(slots[linear.inputs[0]].abs().max())
+                for name in matrices_of(linear):
+                    largest[name] = max(size, largest.get(name, 0.0))
             yield slots[layer.output].numpy()
 
 

@@ -24,11 +24,6 @@ class Method(StrEnum):
     GPTQ = "gptq"
     """Columns still to come make up for the error of those before (Frantar et al. 2022)."""
 
-    @property
-    def is_calibrated(self) -> bool:
-        """Whether the method looks at activations."""
-        return self is not Method.RTN
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizeSettings:
@@ -39,6 +34,13 @@ class QuantizeSettings:
     group: int
     """Columns that share a scale and a zero point: 32, 64 or 128."""
     method: Method
+    has_static_activations: bool = False
+    """Whether one scale for 8-bit inputs of each matrix is measured too, for servers that want fixed ones."""
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the model has to be run on text."""
+        return self.method is not Method.RTN or self.has_static_activations
 
     def __post_init__(self) -> None:
         if self.group not in GROUPS:

@@ -32,6 +32,7 @@ MODULES = {
     **{role: f"self_attn.{role}_proj" for role in "qkvo"},
     **{role: f"mlp.{role}_proj" for role in ("gate", "up", "down")},
 }
+W4 = {"num_bits": 4, "group_size": 32}
 UP = "model.layers.0.mlp.up_proj"
 
 
@@ -230,19 +231,11 @@ def test_zero_points_of_version_1_wrap_in_their_own_four_bits(copy: Callable[[st
         ("w4a16", {"format": "int-quantized"}, "format = 'int-quantized'; supported: 'pack-quantized'"),
         ("w4a16", {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
         ("w4a16", {"config_groups": {}}, "needs config_groups"),
+        ("w4a16", {"config_groups": {"g": {"targets": ["x"], "weights": W4}}}, "no group for it"),
         (
             "w4a16",
-            {"config_groups": {"g": {"targets": ["x"], "weights": {"num_bits": 4, "group_size": 32}}}},
-            "no group for it",
-        ),
-        (
-            "w4a16",
-            {
-                "config_groups": {
-                    "g": {"targets": ["Linear"], "weights": {}, "input_activations": {"num_bits": 8}}
-                }
-            },
-            "input_activations: only weights",
+            {"config_groups": {"g": {"weights": W4, "input_activations": {"num_bits": 8}}}},
+            "input_activations = {'num_bits': 8}; supported: none, 8-bit int",
         ),
     ],
 )

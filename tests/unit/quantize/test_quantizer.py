@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from services.artifacts.artifact import ModelArtifact, open_artifact
 from tests.unit.executors.batches import Part, logits_of
@@ -29,7 +29,11 @@ def settings(bits: int = 4, method: Method = Method.RTN, group: int = 32) -> Qua
 
 def with_tokenizer(folder: Path) -> Path:
     """Give a folder the files that must come along."""
-    Tokenizer(models.BPE({chr(64 + i): i for i in range(VOCAB)}, [])).save(str(folder / "tokenizer.json"))
+    characters = [*map(chr, range(33, 127)), "Ġ", "Ċ"]  # a byte-level vocabulary's names of space and newline
+    tokenizer = Tokenizer(models.BPE({character: i for i, character in enumerate(characters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text('{"eos_token": "A"}')
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
     return folder
@@ -104,6 +108,22 @@ def test_tokeniser_and_template_come_along(tmp_path: Path, llama: ModelArtifact)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config.pop("quantization_config")["format"] == "pack-quantized"
     assert config == json.loads((llama.path / "config.json").read_text())
+
+
+def test_fixed_activation_scales_are_the_largest_inputs_over_the_text(
+    tmp_path: Path, llama: ModelArtifact
+) -> None:
+    wanted = QuantizeSettings(bits=8, group=32, method=Method.RTN, has_static_activations=True)
+    quantize(llama, wanted, SEQUENCES, tmp_path / "out")
+    made = open_artifact(tmp_path / "out")
+    # What enters the first layer's q, k and v is the normed embedding, whatever is rounded behind it.
+    _, weights = open_model(llama)
+    x = weights.read("embedding")[np.concatenate(SEQUENCES)]
+    x = x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-6) * weights.read("layers.0.attention_norm")
+    scale = made.tensors["model.layers.0.self_attn.q_proj.input_scale"].to_float32()
+    np.testing.assert_allclose(scale, [np.abs(x).max() / 127], rtol=1e-5)
+    _, again = open_model(made)
+    assert again.read_quantized("layers.0.q") is not None
 
 
 class Killed(BaseException):

@@ -36,6 +36,8 @@ class _Group:
     bits: int
     group: int | None
     is_symmetric: bool
+    has_input_scale: bool
+    """Whether a fixed scale for inputs lies beside each matrix."""
 
     def names(self, module: str) -> bool:
         """Whether a target names the module itself, by its name or an expression."""
@@ -71,6 +73,9 @@ class CompressedTensorsScheme:
                 f" wants {list(shape)}"
             )
         zeros = None if settings.is_symmetric else _take_zeros(parts, settings.bits, columns // group)
+        if settings.has_input_scale:
+            # Proven to be there and put aside: executors scale inputs finer, by token and group.
+            read_scales(parts.take("input_scale", 1, dtypes=FLOATS))
         index = parts.take_optional("weight_g_idx")
         if index is not None:
             raise ArtifactError(
@@ -135,9 +140,8 @@ def _read_group(name: str, value: object) -> _Group:
         raise UnsupportedModel(f"{what} needs weights")
     group, weights = ConfigReader(value, what=what), ConfigReader(value["weights"], what=f"{what}.weights")
     group.require("format", "pack-quantized")
-    for key in ("input_activations", "output_activations"):
-        if group.value(key):
-            raise UnsupportedModel(f"{what} has {key}: only weights may be quantised (W4A16, W8A16)")
+    if group.value("output_activations"):
+        raise UnsupportedModel(f"{what} has output_activations, which are not supported")
     weights.require("num_bits", 4, 8)
     weights.require("type", "int")
     weights.require("strategy", "group", "channel")
@@ -153,7 +157,21 @@ def _read_group(name: str, value: object) -> _Group:
         bits=weights.integer("num_bits"),
         group=None if is_channel else weights.integer("group_size"),
         is_symmetric=weights.flag("symmetric", True),
+        has_input_scale=_has_input_scale(group.value("input_activations"), what),
     )
+
+
+def _has_input_scale(inputs: object, what: str) -> bool:
+    """Whether inputs have fixed scales.
+
+    Raises:
+        UnsupportedModel: They are to be quantised in another way than to int8.
+    """
+    if not inputs:
+        return False
+    if not isinstance(inputs, Mapping) or (inputs.get("num_bits"), inputs.get("type")) != (8, "int"):
+        raise UnsupportedModel(f"{what} has input_activations = {inputs!r}; supported: none, 8-bit int")
+    return not inputs.get("dynamic", False)
 
 
 def _take_zeros(parts: Parts, bits: int, groups: int) -> TensorRef:
