@@ -4,6 +4,8 @@ The sources are compiled with `attention_probe.cc` for one instruction set: nati
 emulated instructions; a session is one run of that program.
 """
 
+import platform
+import shutil
 import struct
 import subprocess
 from collections.abc import Sequence
@@ -11,35 +13,66 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from services.domain.kv_layout import KvFormat
 from worker.executors.native.build import FLAGS, SOURCES, build
-from worker.executors.native.instruction_sets import InstructionSet
+from worker.executors.native.instruction_sets import INSTRUCTION_SETS, this_cpu
 from worker.executors.native.library import KV_FORMATS
 
 Float32 = NDArray[np.float32]
 
 _SOURCES = ("attention.cc", "attention_plan.cc", "kv_store.cc", "pool.cc")
 _PROBE = Path(__file__).with_suffix(".cc")
+_EMULATED_X86 = Path(__file__).parent / "native_checks" / "emulate_x86.h"
+_AARCH64 = ("aarch64-linux-gnu-g++", "qemu-aarch64")
+
+PROGRAMS = [
+    *(entry.name for entry in this_cpu().supported()),
+    *(
+        pytest.param(f"emulated-{name}", marks=pytest.mark.slow)
+        for name in ("avx512vnni", "avx2vnni", "neon")
+    ),
+]
+"""What `probe_command` takes: all that this machine can run, and in the slow pass all that it can emulate."""
 
 
-def link_probe(folder: Path, instruction_set: str) -> Path:
-    """Link the probe with the library that a worker would load, and return the program."""
-    library = build(instruction_set).path
-    program = folder / f"probe-{instruction_set}"
-    options = ["-std=c++17", "-O1", f"-I{SOURCES}", f"-Wl,-rpath,{library.parent}"]
-    subprocess.run(["g++", *options, str(_PROBE), str(library), "-o", str(program)], check=True)
-    return program
+def probe_command(folder: Path, name: str) -> list[str]:
+    """Return the command that runs the probe, made in `folder` unless it is there.
+
+    For this machine the probe is linked with the library that a worker loads. For others it is compiled with
+    the sources, for an emulator or with emulated instructions; without those tools the test is skipped.
+    """
+    program = folder / f"probe-{name}"
+    target = name.removeprefix("emulated-")
+    if target == name:
+        library = build(name).path
+        return [
+            _compiled(program, ["g++", "-std=c++17", "-O1", f"-Wl,-rpath,{library.parent}"], str(library))
+        ]
+    (entry,) = (entry for entry in INSTRUCTION_SETS if entry.name == target)
+    sources = [*FLAGS, entry.macro, *(str(SOURCES / source) for source in _SOURCES)]
+    if target == "neon":
+        compiler, emulator = (_tool(tool) for tool in _AARCH64)
+        return [emulator, _compiled(program, [compiler, "-static", *entry.flags, *sources])]
+    if platform.machine() != "x86_64" or not Path("/usr/include/simde").is_dir():
+        pytest.skip("emulating x86 instructions takes an x86-64 machine and SIMDe's headers")
+    emulated = ["-mavx2", "-mfma", "-mf16c", "-include", str(_EMULATED_X86)]
+    return [_compiled(program, ["g++", *emulated, *sources])]
 
 
-def compile_probe(folder: Path, compiler: str, instruction_set: InstructionSet, *flags: str) -> Path:
-    """Compile the probe with the sources that it needs, for a machine that is not this one."""
-    program = folder / f"probe-{instruction_set.name}"
-    options = [*FLAGS, instruction_set.macro, *flags, f"-I{SOURCES}"]
-    sources = [str(SOURCES / name) for name in _SOURCES]
-    subprocess.run([compiler, *options, *sources, str(_PROBE), "-o", str(program)], check=True)
-    return program
+def _tool(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"{name} is not installed")
+    return path
+
+
+def _compiled(program: Path, command: Sequence[str], *libraries: str) -> str:
+    if not program.exists():
+        subprocess.run([*command, f"-I{SOURCES}", str(_PROBE), *libraries, "-o", str(program)], check=True)
+    return str(program)
 
 
 @dataclass(frozen=True, kw_only=True)

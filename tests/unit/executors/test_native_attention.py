@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from services.domain.kv_layout import KvFormat, KvLayout, KvOrder
 from tests.unit.executors.attention_probe import (
+    PROGRAMS,
     Float32,
     Look,
     ProbeError,
@@ -17,10 +18,12 @@ from tests.unit.executors.attention_probe import (
     Session,
     Shape,
     attend,
-    link_probe,
+    probe_command,
     store,
 )
-from tests.unit.executors.native_models import INSTRUCTION_SETS
+
+pytestmark = pytest.mark.timeout(600)
+"""The first test of an instruction set compiles it."""
 
 TOLERANCE = {KvFormat.F32: 5e-6, KvFormat.BF16: 5e-6, KvFormat.INT8: 3e-4}
 """Against float64 on keys and values as stored; int8 rounds queries and weights to 16 bits besides."""
@@ -51,9 +54,9 @@ LOOKS = [
 """Scales are by the root of head_dim."""
 
 
-@pytest.fixture(scope="module", params=INSTRUCTION_SETS)
+@pytest.fixture(scope="module", params=PROGRAMS)
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return [str(link_probe(tmp_path_factory.mktemp("probe"), request.param))]
+    return probe_command(tmp_path_factory.getbasetemp(), request.param)
 
 
 def make_rows(shape: Shape, num_rows: int, seed: int = 0) -> Float32:

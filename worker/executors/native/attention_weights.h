@@ -20,9 +20,7 @@ struct KeyRange {
 
 // Rounds 16 floats within int16, ties to even.
 inline void store_int16(int16_t* to, const vf (&x)[kPanelVectors]) {
-#if defined(QUIRE_ISA_AVX512VNNI)
-  store_as(to, _mm512_cvtepi32_epi16(_mm512_cvtps_epi32((__m512)x[0])));
-#elif defined(QUIRE_ISA_AVX2VNNI) || defined(QUIRE_ISA_AVX2)
+#if defined(QUIRE_ISA_AVX2VNNI) || defined(QUIRE_ISA_AVX2)
   const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32((__m256)x[0]), _mm256_cvtps_epi32((__m256)x[1]));
   store_as(to, _mm256_permute4x64_epi64(packed, 0xd8));
 #else
