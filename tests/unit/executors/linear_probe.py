@@ -1,19 +1,20 @@
 """Drives the native products alone, and says in float64 what they should give.
 
-The sources are compiled with `linear_probe.cc` for one instruction set: for this machine, for another one under an
-emulator, or with emulated instructions. A request is one run of that program.
+The sources are compiled with `linear_probe.cc` for one instruction set: for this machine, for another one
+under an emulator, or with emulated instructions. A request is one run of that program.
 """
 
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.executors.native.build import FLAGS, SOURCES
-from worker.executors.native.instruction_sets import InstructionSet
+from tests.unit.executors.probe_targets import Target
+from worker.executors.native.build import SOURCES
 from worker.executors.native.library import Compute, WeightKind
 
 Float32 = NDArray[np.float32]
@@ -23,45 +24,50 @@ _SOURCES = ("activations.cc", "linear.cc", "linear_f32.cc", "linear_int8.cc", "p
 X_GROUP = 32
 
 
-def compile_probe(
-    folder: Path, instruction_set: InstructionSet, *, compiler: str = "g++", flags: Sequence[str] = ()
-) -> Path:
-    """Compile the probe into `folder` and return the program."""
-    program = folder / f"linear-{instruction_set.name}"
-    sources = [str(SOURCES / name) for name in _SOURCES]
-    probe = str(Path(__file__).with_suffix(".cc"))
-    options = [*FLAGS, instruction_set.macro, *instruction_set.flags, *flags, f"-I{SOURCES}"]
-    subprocess.run([compiler, *options, *sources, probe, "-o", str(program)], check=True)
-    return program
+def compile_probe(target: Target, folder: Path) -> list[str]:
+    """Compile the probe and return the command that runs it."""
+    return target.compile(folder, [Path(__file__).with_suffix(".cc"), *(SOURCES / name for name in _SOURCES)])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Weight:
-    """A matrix before it is packed."""
+@dataclass(frozen=True)
+class Floats:
+    """A matrix of floats before it is packed."""
 
     kind: WeightKind
-    shape: tuple[int, int]
-    group: int = 0
-    values: Float32 | None = None
-    """[rows, cols], of floats."""
-    codes: NDArray[np.uint8] | None = None
-    """[rows, cols], of quantised weights."""
-    scales: Float32 | None = None
-    """[rows, cols / group]"""
-    offsets: Float32 | None = None
+    values: Float32
+    """[rows, cols]"""
+    group = 0
 
     @property
-    def arrays(self) -> list[NDArray[np.generic]]:
-        """What the program is sent."""
-        return [array for array in (self.values, self.codes, self.scales, self.offsets) if array is not None]
+    def arrays(self) -> list[NDArray[Any]]:
+        return [self.values]
 
     def to_float64(self) -> Float64:
-        """Return [rows, cols]."""
-        if self.values is not None:
-            return self.values.astype(np.float64)
-        assert self.codes is not None and self.scales is not None and self.offsets is not None
-        scales, offsets = (np.repeat(a.astype(np.float64), self.group, 1) for a in (self.scales, self.offsets))
-        return self.codes * scales + offsets
+        return self.values.astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Codes:
+    """A quantised matrix before it is packed: scale * code + offset."""
+
+    kind: WeightKind
+    group: int
+    values: NDArray[np.uint8]
+    """[rows, cols]"""
+    scales: Float32
+    """[rows, cols / group]"""
+    offsets: Float32
+
+    @property
+    def arrays(self) -> list[NDArray[Any]]:
+        return [self.values, self.scales, self.offsets]
+
+    def to_float64(self) -> Float64:
+        wide = [np.repeat(a.astype(np.float64), self.group, 1) for a in (self.scales, self.offsets)]
+        return self.values * wide[0] + wide[1]
+
+
+Weight = Floats | Codes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +102,7 @@ def ask(program: Sequence[str], weight: Weight, runs: Sequence[Run], bias: Float
     Raises:
         Refused: The weight cannot be packed.
     """
-    rows, cols = weight.shape
+    rows, cols = weight.values.shape
     head = np.array([weight.kind, rows, cols, weight.group, bias is not None, len(runs)], np.int32)
     parts = [head, *weight.arrays, *([bias] if bias is not None else [])]
     strides = [run.stride or rows for run in runs]
@@ -115,7 +121,7 @@ def ask(program: Sequence[str], weight: Weight, runs: Sequence[Run], bias: Float
     return Answer(int(status.split()[1]), first.reshape(rows, cols), shaped)
 
 
-def quantised(x: Float32) -> Float64:
+def int8_of(x: Float32) -> Float64:
     """Return what activations are once they are int8: by groups of 32, max|x| / 127, nearest, ties to even.
 
     x: [rows, cols], finite.
@@ -129,3 +135,42 @@ def quantised(x: Float32) -> Float64:
     codes = np.round(padded * inverse)
     scales = np.where(largest < 1e-35, 0, largest / np.float32(127)).astype(np.float32)
     return (codes * scales.astype(np.float64)).reshape(rows, -1)[:, :cols]
+
+
+def make_codes(
+    kind: WeightKind, rows: int, cols: int, group: int, *, symmetric: bool = False, levels: int = 0
+) -> Codes:
+    """Return random codes.
+
+    Args:
+        symmetric: Every offset is -centre * scale, as in Q4_0 and Q8_0; else any (Q4_1).
+        levels: Of the codes; with it scales are no float16 values (Q4_K, Q5_K, Q6_K), without it they are.
+    """
+    rng = np.random.default_rng((kind, rows, cols, group, symmetric))
+    full = 16 if kind is WeightKind.U4 else 256
+    codes = rng.integers(0, levels or full, (rows, cols)).astype(np.uint8)
+    shape = (rows, cols // group)
+    scales = rng.uniform(0.001, 0.02, shape) * rng.choice([-1, 1], shape)
+    offsets = -scales * rng.uniform(0, levels or full, shape)
+    if not levels:
+        scales, offsets = scales.astype(np.float16), offsets.astype(np.float16)
+    scales, offsets = scales.astype(np.float32), offsets.astype(np.float32)
+    return Codes(kind, group, codes, scales, -np.float32(full // 2) * scales if symmetric else offsets)
+
+
+def make_floats(kind: WeightKind, rows: int, cols: int) -> Floats:
+    """Return random values that the kind holds exactly."""
+    values = np.random.default_rng((kind, rows, cols)).normal(0, 0.05, (rows, cols)).astype(np.float32)
+    if kind is WeightKind.BF16:
+        values = (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    elif kind is WeightKind.F16:
+        values = values.astype(np.float16).astype(np.float32)
+    return Floats(kind, values)
+
+
+def make_x(num_rows: int, cols: int, seed: int = 0) -> Float32:
+    """Return activations: rows of several magnitudes, each with an outlier."""
+    rng = np.random.default_rng((seed, num_rows, cols))
+    x = rng.normal(0, 1, (num_rows, cols)) * 10.0 ** rng.uniform(-2, 2, (num_rows, 1))
+    x[:, rng.integers(cols)] *= 20
+    return x.astype(np.float32)

@@ -17,11 +17,11 @@ constexpr int32_t kInfinityBits = 0x7f800000;
 constexpr float kLeastMax = 1e-35f;  // 127 / max must not overflow; a group below this is zero
 
 GroupOfX group_of(float scale, int32_t sum) {
-  return {scale, scale * static_cast<float>(sum), -8 * sum, -128 * sum};
+  return {scale, scale * static_cast<float>(sum), DotU4::start_of(sum), DotU8::start_of(sum)};
 }
 
 // x: 32 values.
-GroupOfX quantise_group(const float* x, int8_t* codes) {
+inline GroupOfX quantise_group(const float* x, int8_t* codes) {
   constexpr int kVectors = kActivationGroup / kLanes;
   vf values[kVectors];
   vi largest = {};
@@ -41,8 +41,7 @@ GroupOfX quantise_group(const float* x, int8_t* codes) {
   for (int i = 0; i < kVectors; ++i) {
     const vi rounded = round_to_int(values[i] * inverse);
     sums += rounded;
-    using Bytes = VectorOf<int8_t, kLanes>::type;
-    store_as(codes + i * kLanes, __builtin_convertvector(rounded, Bytes));
+    store_i8(codes + i * kLanes, rounded);
   }
   return group_of(max_abs / 127.0f, sum_lanes(sums));
 }

@@ -12,80 +12,123 @@ namespace {
 
 constexpr int64_t kPanelColumns = 256;  // 16 KiB: a panel stays in the first-level cache
 
-// Adds panel [num_columns, kTile] times kRows rows of x to sums: [kRows, kTile].
-template <int kRows>
-void multiply(const float* panel, int64_t num_columns, const float* x, int64_t stride, float* sums) {
+// How kLanes stored values become float32.
+struct F32 {
+  using Stored = float;
+  static vf read(const float* from) { return load(from); }
+};
+struct BF16 {
+  using Stored = uint16_t;
+  static vf read(const uint16_t* from) { return load_bf16(from); }
+};
+struct F16 {
+  using Stored = uint16_t;
+  static vf read(const uint16_t* from) { return load_f16(from); }
+};
+
+// Adds columns [num_columns, kTile] of a tile times kRows rows of x to sums: [kRows, kTile].
+template <typename Format, int kRows>
+__attribute__((noinline)) void multiply(const typename Format::Stored* columns, int64_t num_columns, const float* x,
+                                        int64_t stride, float* sums) {
   vf total[kRows][kVectorsPerTile];
+  QUIRE_UNROLL
   for (int m = 0; m < kRows; ++m) {
+    QUIRE_UNROLL
     for (int r = 0; r < kVectorsPerTile; ++r) total[m][r] = load(sums + m * kTile + r * kLanes);
   }
   for (int64_t k = 0; k < num_columns; ++k) {
     vf w[kVectorsPerTile];
-#pragma GCC unroll 16
-    for (int r = 0; r < kVectorsPerTile; ++r) w[r] = load(panel + k * kTile + r * kLanes);
-#pragma GCC unroll 16
+    QUIRE_UNROLL
+    for (int r = 0; r < kVectorsPerTile; ++r) w[r] = Format::read(columns + k * kTile + r * kLanes);
+    QUIRE_UNROLL
     for (int m = 0; m < kRows; ++m) {
       const vf repeated = set1(x[m * stride + k]);
-#pragma GCC unroll 16
+      QUIRE_UNROLL
       for (int r = 0; r < kVectorsPerTile; ++r) total[m][r] = fma(w[r], repeated, total[m][r]);
     }
   }
+  QUIRE_UNROLL
   for (int m = 0; m < kRows; ++m) {
+    QUIRE_UNROLL
     for (int r = 0; r < kVectorsPerTile; ++r) store(sums + m * kTile + r * kLanes, total[m][r]);
   }
 }
 
-void multiply_rows(const float* panel, int64_t num_columns, const float* x, int64_t stride, int64_t num_rows,
-                   float* sums) {
-  const auto pass = [&](int64_t rows, auto function) {
-    for (; num_rows >= rows; num_rows -= rows) {
-      function(panel, num_columns, x, stride, sums);
-      x += rows * stride;
-      sums += rows * kTile;
+struct Rows {
+  const float* x;  // [num_rows, stride], from the first of the columns on
+  int64_t stride;
+  int64_t num_rows;
+};
+
+template <typename Format>
+void multiply_rows(const typename Format::Stored* columns, int64_t num_columns, Rows rows, float* sums) {
+  const auto pass = [&](int64_t num, auto function) {
+    for (; rows.num_rows >= num; rows.num_rows -= num) {
+      function(columns, num_columns, rows.x, rows.stride, sums);
+      rows.x += num * rows.stride;
+      sums += num * kTile;
     }
   };
-  if constexpr (kMaxPass > 4) pass(kMaxPass, multiply<kMaxPass>);
-  if constexpr (kMaxPass >= 4) pass(4, multiply<4>);
-  pass(2, multiply<2>);
-  pass(1, multiply<1>);
+  if constexpr (kMaxPass > 4) pass(kMaxPass, multiply<Format, kMaxPass>);
+  if constexpr (kMaxPass >= 4) pass(4, multiply<Format, 4>);
+  pass(2, multiply<Format, 2>);
+  pass(1, multiply<Format, 1>);
 }
 
-// Columns [first, first + num) of a tile as float32 (but for the rows' powers), in `panel`.
+// Columns [first, first + num) of a tile as float32 (but for the rows' powers), in `panel`; whole groups of 16.
 void unpack_codes(const PackedCodes& weight, int64_t tile, int64_t first, int64_t num, float* panel) {
-  const int centre = weight.centre();
-  for (int64_t column = first; column < first + num; column += 4) {
+  constexpr int kStep = 16;
+  const int mask = weight.is_u4 ? 15 : 255, centre = weight.centre();
+  for (int64_t column = first; column < first + num; column += kStep) {
     const uint16_t* scales = weight.scales(tile) + column / weight.group * weight.group_bytes() / 2;
-    const uint8_t* line = weight.codes(tile) + column / (weight.is_u4 ? 8 : 4) * kLineBytes;
-    const int nibble = weight.is_u4 && (column & 4) ? 4 : 0;
     for (int r = 0; r < kVectorsPerTile; ++r) {
       const vf scale = load_f16(scales + r * kLanes);
       const vf offset = weight.has_offsets ? load_f16(scales + kTile + r * kLanes) : vf{};
-      const vi codes = load_as<vi>(line + r * kVectorBytes) >> nibble;
-      for (int byte = 0; byte < 4; ++byte) {
-        const vi code = (codes >> 8 * byte & (weight.is_u4 ? 15 : 255)) - centre;
-        store(panel + (column - first + byte) * kTile + r * kLanes, fma(to_float(code), scale, offset));
+      for (int64_t k = column; k < column + kStep; k += 4) {
+        const uint8_t* line = weight.codes(tile) + k / (weight.is_u4 ? 8 : 4) * kLineBytes;
+        const vi codes = load_as<vi>(line + r * kVectorBytes) >> (weight.is_u4 && (k & 4) ? 4 : 0);
+        QUIRE_UNROLL
+        for (int byte = 0; byte < 4; ++byte) {
+          const vi code = (codes >> 8 * byte & mask) - centre;
+          store(panel + (k - first + byte) * kTile + r * kLanes, fma(to_float(code), scale, offset));
+        }
       }
     }
   }
 }
 
-const float* unpack(const QuireWeight& weight, int64_t tile, int64_t first, int64_t num, float* panel) {
+template <typename Format>
+void unpack(const typename Format::Stored* columns, int64_t num, float* panel) {
+  for (int64_t i = 0; i < num * kTile; i += kLanes) store(panel + i, Format::read(columns + i));
+}
+
+// Narrow floats are widened as they are read for few rows, and once into a panel for many: the same values.
+template <typename Format>
+void multiply_narrow(const void* data, int64_t place, int64_t num_columns, const Rows& rows, float* panel,
+                     float* sums) {
+  const auto* columns = static_cast<const typename Format::Stored*>(data) + place;
+  if (rows.num_rows <= kMaxPass) return multiply_rows<Format>(columns, num_columns, rows, sums);
+  unpack<Format>(columns, num_columns, panel);
+  multiply_rows<F32>(panel, num_columns, rows, sums);
+}
+
+// Adds columns [first, first + num) of a tile times rows (from that column on) to sums.
+void multiply_columns(const QuireWeight& weight, int64_t tile, int64_t first, int64_t num, const Rows& rows,
+                      float* sums) {
+  alignas(64) float panel[kPanelColumns * kTile];
+  const int64_t place = (tile * weight.cols + first) * kTile;
+  if (weight.kind == QUIRE_BF16) return multiply_narrow<BF16>(weight.data, place, num, rows, panel, sums);
+  if (weight.kind == QUIRE_F16) return multiply_narrow<F16>(weight.data, place, num, rows, panel, sums);
+  const float* columns = panel;
   if (is_quantised(weight.kind)) {
     unpack_codes(PackedCodes(weight), tile, first, num, panel);
-    return panel;
-  }
-  if (is_vector(weight.kind, weight.rows)) {
-    std::memset(panel, 0, static_cast<size_t>(num) * kTile * sizeof(float));
+  } else if (is_vector(weight.kind, weight.rows)) {
+    std::memset(panel, 0, sizeof panel);
     for (int64_t k = 0; k < num; ++k) panel[k * kTile] = static_cast<const float*>(weight.data)[first + k];
-    return panel;
+  } else {
+    columns = static_cast<const float*>(weight.data) + place;
   }
-  const int64_t place = (tile * weight.cols + first) * kTile;
-  if (weight.kind == QUIRE_F32) return static_cast<const float*>(weight.data) + place;
-  const uint16_t* from = static_cast<const uint16_t*>(weight.data) + place;
-  for (int64_t i = 0; i < num * kTile; i += kLanes) {
-    store(panel + i, weight.kind == QUIRE_BF16 ? load_bf16(from + i) : load_f16(from + i));
-  }
-  return panel;
+  multiply_rows<F32>(columns, num, rows, sums);
 }
 
 }  // namespace
@@ -94,13 +137,11 @@ void linear_f32(Pool& pool, const QuireWeight& weight, const Activations::State&
   for_blocks(pool, num_tiles_of(weight.rows), x.num_rows, kMaxPass,
              [&](int64_t tile, int64_t end, int64_t row, int64_t end_row) {
     alignas(64) float sums[kMaxRowsPerItem * kTile];
-    alignas(64) float panel[kPanelColumns * kTile];
     for (; tile < end; ++tile) {
       std::memset(sums, 0, static_cast<size_t>(end_row - row) * kTile * sizeof(float));
       for (int64_t column = 0; column < weight.cols; column += kPanelColumns) {
         const int64_t num = std::min(kPanelColumns, weight.cols - column);
-        multiply_rows(unpack(weight, tile, column, num, panel), num, x.x + row * x.cols + column, x.cols, end_row - row,
-                      sums);
+        multiply_columns(weight, tile, column, num, {x.x + row * x.cols + column, x.cols, end_row - row}, sums);
       }
       out.write(sums, is_quantised(weight.kind) ? PackedCodes(weight).powers(tile) : nullptr, tile, row, end_row - row);
     }

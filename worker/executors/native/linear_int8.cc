@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <type_traits>
 
 #include "activations.h"
 #include "dot.h"
@@ -18,11 +17,14 @@
 namespace quire {
 namespace {
 
+constexpr int64_t kBytesAhead = 1024;    // of what is read from memory; two to four times that is no better
 constexpr int64_t kPanelColumns = 1024;  // a panel of them is 16 KiB: it stays in the first-level cache
 
 // How a tile's codes of 4 columns (a quad) are read.
 struct PackedU4 {
   using Dot = DotU4;
+  static constexpr bool kIsU4 = true;
+  static constexpr bool kIsPacked = true;  // as it lies in memory, so worth fetching ahead
   static constexpr int kBytesPerColumn = kTile / 2;
   static vub quad(const uint8_t* lines, int quad, int vector) {
     const vub line = load_as<vub>(lines + quad / 2 * kLineBytes + vector * kVectorBytes);
@@ -31,6 +33,8 @@ struct PackedU4 {
 };
 struct PanelU4 {
   using Dot = DotU4;
+  static constexpr bool kIsU4 = true;
+  static constexpr bool kIsPacked = false;
   static constexpr int kBytesPerColumn = kTile;
   static vub quad(const uint8_t* lines, int quad, int vector) {
     return load_as<vub>(lines + quad * kLineBytes + vector * kVectorBytes);
@@ -38,6 +42,8 @@ struct PanelU4 {
 };
 struct PackedU8 : PanelU4 {
   using Dot = DotU8;
+  static constexpr bool kIsU4 = false;
+  static constexpr bool kIsPacked = true;
 };
 
 // Part of a tile: whole groups of kColumns columns (32, or 16 where weights have a scale for 16).
@@ -58,7 +64,7 @@ struct Rows {
 
 // Adds the slice's products with kRows rows to sums: [kRows, kTile].
 template <typename Source, int kColumns, bool kHasOffsets, int kRows>
-void multiply(const Slice& slice, const Rows& x, float* sums) {
+__attribute__((noinline)) void multiply(const Slice& slice, const Rows& x, float* sums) {
   using Dot = typename Source::Dot;
   constexpr int kScaleStep = kHasOffsets ? 2 * kTile : kTile;
   const uint8_t* codes = slice.codes;
@@ -66,43 +72,55 @@ void multiply(const Slice& slice, const Rows& x, float* sums) {
   int left = slice.groups_per_scale - static_cast<int>(slice.first_group % slice.groups_per_scale);
   const int8_t* row[kRows];
   const GroupOfX* group[kRows];
+  QUIRE_UNROLL
   for (int m = 0; m < kRows; ++m) {
     row[m] = x.codes + m * x.stride;
     group[m] = x.groups + m * x.groups_stride;
   }
+  vf totals[kRows][kVectorsPerTile];
+  QUIRE_UNROLL
+  for (int m = 0; m < kRows; ++m) {
+    QUIRE_UNROLL
+    for (int r = 0; r < kVectorsPerTile; ++r) totals[m][r] = load(sums + m * kTile + r * kLanes);
+  }
   for (int64_t g = 0; g < slice.num_groups; ++g) {
-    typename Dot::Sum dots[kRows][kVectorsPerTile];
-    int32_t correction[kRows];
-#pragma GCC unroll 16
-    for (int m = 0; m < kRows; ++m) {
-      constexpr bool kIsU4 = std::is_same_v<Source, PackedU4> || std::is_same_v<Source, PanelU4>;
-      correction[m] = !kIsU4 ? group[m][g].sum_times_minus_128 : kHasOffsets ? 0 : group[m][g].sum_times_minus_8;
-#pragma GCC unroll 16
-      for (int r = 0; r < kVectorsPerTile; ++r) dots[m][r] = Dot::start(correction[m]);
+    if (Source::kIsPacked) {
+      for (int line = 0; line < kColumns * Source::kBytesPerColumn; line += kLineBytes) {
+        __builtin_prefetch(codes + kBytesAhead + line);
+      }
     }
-#pragma GCC unroll 16
+    typename Dot::Sum dots[kRows][kVectorsPerTile];
+    QUIRE_UNROLL
+    for (int m = 0; m < kRows; ++m) {
+      const int32_t start = !Source::kIsU4 ? group[m][g].start_u8 : kHasOffsets ? 0 : group[m][g].start_u4;
+      QUIRE_UNROLL
+      for (int r = 0; r < kVectorsPerTile; ++r) dots[m][r] = Dot::start(start);
+    }
+    QUIRE_UNROLL
     for (int q = 0; q < kColumns / 4; ++q) {
       typename Dot::Codes w[kVectorsPerTile];
-#pragma GCC unroll 16
+      QUIRE_UNROLL
       for (int r = 0; r < kVectorsPerTile; ++r) w[r] = Dot::prepare(Source::quad(codes, q, r));
-#pragma GCC unroll 16
+      QUIRE_UNROLL
       for (int m = 0; m < kRows; ++m) {
         const vb repeated = set1_bytes(row[m] + g * kColumns + 4 * q);
-#pragma GCC unroll 16
+        QUIRE_UNROLL
         for (int r = 0; r < kVectorsPerTile; ++r) dots[m][r] = Dot::step(dots[m][r], w[r], repeated);
       }
     }
-#pragma GCC unroll 16
+    vf scale[kVectorsPerTile], offset[kVectorsPerTile];
+    QUIRE_UNROLL
     for (int r = 0; r < kVectorsPerTile; ++r) {
-      const vf scale = load_f16(scales + r * kLanes);
-      const vf offset = kHasOffsets ? load_f16(scales + kTile + r * kLanes) : vf{};
-#pragma GCC unroll 16
-      for (int m = 0; m < kRows; ++m) {
-        float* sum = sums + m * kTile + r * kLanes;
-        const vf dot = to_float(Dot::finish(dots[m][r], correction[m]));
-        vf total = fma(dot, scale * group[m][g].scale, load(sum));
-        if (kHasOffsets) total = fma(set1(group[m][g].scaled_sum), offset, total);
-        store(sum, total);
+      scale[r] = load_f16(scales + r * kLanes);
+      if (kHasOffsets) offset[r] = load_f16(scales + kTile + r * kLanes);
+    }
+    QUIRE_UNROLL
+    for (int m = 0; m < kRows; ++m) {
+      QUIRE_UNROLL
+      for (int r = 0; r < kVectorsPerTile; ++r) {
+        const vf dot = to_float(Dot::finish(dots[m][r]));
+        totals[m][r] = fma(dot, scale[r] * group[m][g].scale, totals[m][r]);
+        if (kHasOffsets) totals[m][r] = fma(set1(group[m][g].scaled_sum), offset[r], totals[m][r]);
       }
     }
     codes += kColumns * Source::kBytesPerColumn;
@@ -110,6 +128,11 @@ void multiply(const Slice& slice, const Rows& x, float* sums) {
       left = slice.groups_per_scale;
       scales += kScaleStep;
     }
+  }
+  QUIRE_UNROLL
+  for (int m = 0; m < kRows; ++m) {
+    QUIRE_UNROLL
+    for (int r = 0; r < kVectorsPerTile; ++r) store(sums + m * kTile + r * kLanes, totals[m][r]);
   }
 }
 

@@ -16,6 +16,9 @@
 #include <immintrin.h>
 #endif
 
+// Before a loop over an array of vectors, so that the array is registers.
+#define QUIRE_UNROLL _Pragma("GCC unroll 16")
+
 namespace quire {
 
 #if defined(QUIRE_ISA_AVX512VNNI)
@@ -142,10 +145,16 @@ constexpr float kRoundMagic = 12582912.0f;
 inline vf round_even(vf v) { return (v + kRoundMagic) - kRoundMagic; }
 inline vi round_to_int(vf v) { return (vi)(v + kRoundMagic) - 0x4b400000; }
 
-// Narrow formats, kLanes elements from `from`.
+// Narrow formats, kLanes elements from `from`. (Left to themselves, compilers convert bytes lane by lane.)
 inline vf load_bf16(const uint16_t* from) {
+#if defined(QUIRE_ISA_AVX512VNNI)
+  return (vf)((vu)_mm512_cvtepu16_epi32(load_as<__m256i>(from)) << 16);
+#elif defined(QUIRE_ISA_AVX2VNNI) || defined(QUIRE_ISA_AVX2)
+  return (vf)((vu)_mm256_cvtepu16_epi32(load_as<__m128i>(from)) << 16);
+#else
   using Half = VectorOf<uint16_t, kLanes>::type;
   return (vf)(__builtin_convertvector(load_as<Half>(from), vu) << 16);
+#endif
 }
 inline vf load_f16(const uint16_t* from) {
 #if defined(QUIRE_ISA_AVX512VNNI)
@@ -172,8 +181,33 @@ inline void store_bf16(uint16_t* to, vf v) {
   store_as(to, __builtin_convertvector(v == v ? rounded : quiet, Half));
 }
 inline vf load_i8(const int8_t* from) {
+#if defined(QUIRE_ISA_AVX512VNNI)
+  return to_float((vi)_mm512_cvtepi8_epi32(load_as<__m128i>(from)));
+#elif defined(QUIRE_ISA_AVX2VNNI) || defined(QUIRE_ISA_AVX2)
+  return to_float((vi)_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(load_as<int64_t>(from))));
+#elif defined(QUIRE_ISA_NEON)
+  const int8x8_t bytes = vreinterpret_s8_s32(vdup_n_s32(load_as<int32_t>(from)));
+  return to_float((vi)vmovl_s16(vget_low_s16(vmovl_s8(bytes))));
+#else
   using Bytes = VectorOf<int8_t, kLanes>::type;
   return to_float(__builtin_convertvector(load_as<Bytes>(from), vi));
+#endif
+}
+// The low byte of each lane.
+inline void store_i8(int8_t* to, vi v) {
+#if defined(QUIRE_ISA_AVX512VNNI)
+  store_as(to, _mm512_cvtepi32_epi8((__m512i)v));
+#elif defined(QUIRE_ISA_AVX2VNNI) || defined(QUIRE_ISA_AVX2)
+  const __m256i first = _mm256_set1_epi32(0x0c080400);
+  const __m256i four = _mm256_shuffle_epi8((__m256i)v, first);
+  store_as(to, _mm_cvtsi128_si64(_mm_unpacklo_epi32(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1))));
+#elif defined(QUIRE_ISA_NEON)
+  const int16x4_t half = vmovn_s32((int32x4_t)v);
+  vst1_lane_s32(reinterpret_cast<int32_t*>(to), vreinterpret_s32_s8(vmovn_s16(vcombine_s16(half, half))), 0);
+#else
+  using Bytes = VectorOf<int8_t, kLanes>::type;
+  store_as(to, __builtin_convertvector(v, Bytes));
+#endif
 }
 
 // acc + a0 b0 + a1 b1 + a2 b2 + a3 b3 in each int32 lane, exactly, for b in [-127, 127].
