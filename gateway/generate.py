@@ -16,8 +16,9 @@ from gateway.core.auth import Authenticator
 from gateway.core.deadlines import Deadlines
 from gateway.core.ending import encode_ending
 from gateway.core.events import Event
+from gateway.core.lengths import check_prompt, class_of, most_prompt_tokens, too_long
 from gateway.core.request import Caller, GenerationRequest
-from gateway.core.validation import Options, check, check_prompt, class_of, prompt_room
+from gateway.core.validation import Options, check
 from gateway.live import LiveRequest
 from gateway.live_table import LiveTable
 from gateway.models import ModelBook
@@ -27,6 +28,7 @@ from gateway.planning import make_plan
 from gateway.prompts import PromptEncoder
 from gateway.settler import Settler
 from gateway.stores.quota import QuotaStore, Reservation, Settlement
+from services.artifacts.long_text import TooManyTokens
 from services.chassis.telemetry import inject, start_span, trace_id
 from services.domain.errors import DependencyDown, Draining, ErrorDetail, ServeError
 from services.domain.generation import Limits
@@ -168,8 +170,11 @@ class Generate:
         run.model = model.local.name
         options = check(request, tenant, model.profile, secrets.randbits(64))
         salt = self.auth.salt_of(tenant.id, request.cache_salt)
-        room = prompt_room(request, tenant, options, model.profile)
-        prompt = await self.encoder.encode(request, model, salt, room)
+        max_tokens = most_prompt_tokens(request, tenant, options, model.profile)
+        try:
+            prompt = await self.encoder.encode(request, model, salt, max_tokens)
+        except TooManyTokens as exc:
+            raise too_long(request, options, max_tokens) from exc
         stop = check_prompt(request, tenant, options, model.profile, len(prompt.ids))
         plan = make_plan(
             run,

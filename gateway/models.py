@@ -18,26 +18,31 @@ MAX_PROMPT_BYTES = 4 * 2**20
 """No prompt is longer, whatever the model's context."""
 
 
+class Fitted(Protocol):
+    """A prompt that was cut to fit."""
+
+    @property
+    def ids(self) -> list[int]: ...
+    @property
+    def num_cut_tokens(self) -> int: ...
+
+
 class Tokenizer(Protocol):
     """Text to ids and ids to bytes, see `services.artifacts.tokenizer`."""
 
-    def encode_text(self, text: str, *, add_bos: bool) -> list[int]: ...
+    def encode_text(self, text: str, *, add_bos: bool, max_tokens: int | None = None) -> list[int]: ...
+    def encode_text_to_fit(self, text: str, max_tokens: int, *, add_bos: bool) -> Fitted: ...
     def token_bytes(self, token_id: int) -> bytes: ...
     def max_chars(self, context_tokens: int) -> int: ...
     @property
     def bos_id(self) -> int | None: ...
 
 
-class FittedChat(Protocol):
-    @property
-    def ids(self) -> list[int]: ...
-
-
 class Template(Protocol):
     """Conversations to ids, see `services.artifacts.chat_template`."""
 
-    def encode(self, messages: Sequence[ChatTurn]) -> list[int]: ...
-    def encode_to_fit(self, messages: Sequence[ChatTurn], max_tokens: int) -> FittedChat: ...
+    def encode(self, messages: Sequence[ChatTurn], *, max_tokens: int | None = None) -> list[int]: ...
+    def encode_to_fit(self, messages: Sequence[ChatTurn], max_tokens: int) -> Fitted: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +101,7 @@ class ModelBook:
             max_prompt_bytes=min(
                 MAX_PROMPT_BYTES, local.tokenizer.max_chars(state.capacity.max_context_tokens)
             ),
+            max_cut_prompt_bytes=MAX_PROMPT_BYTES,
             eos_token_ids=local.eos_token_ids,
             generation_defaults=local.generation_defaults,
             capacity=state.capacity,

@@ -30,7 +30,7 @@ class Prompt:
 
     ids: list[int]
     cut_tokens: int
-    """Cut from its left."""
+    """Cut from its left; of a prompt far too long, at least so many."""
     block_hashes: list[BlockHash]
     """One per full block; empty on cache opt-out."""
 
@@ -46,16 +46,22 @@ class PromptEncoder:
         self._executor = executor
         self._observe = observe
 
-    async def encode(self, request: GenerationRequest, model: ServedModel, salt: bytes, room: int) -> Prompt:
+    async def encode(
+        self, request: GenerationRequest, model: ServedModel, salt: bytes, max_tokens: int
+    ) -> Prompt:
         """Tokenise the prompt of a request whose fields are checked.
 
         Args:
-            room: Prompt tokens that fit; used where the prompt may be cut.
+            max_tokens: Prompt tokens that fit. A prompt that may be cut has no more; of any other no more
+                are made than it takes to see that it is too long.
 
         Raises:
             InvalidField: The template refuses the conversation, or there is none.
+            TooManyTokens: The prompt has more than `max_tokens`; one with few too many is returned.
         """
-        return await self._run(_length(request), lambda: encode_prompt(request, model.local, salt, room))
+        return await self._run(
+            _length(request), lambda: encode_prompt(request, model.local, salt, max_tokens)
+        )
 
     async def tokenize(
         self, profile: ModelProfile, model: LocalModel, text: str | None, chat: tuple[ChatTurn, ...] | None
@@ -72,7 +78,7 @@ class PromptEncoder:
             check_prompt_bytes("text", text, profile.max_prompt_bytes)
         else:
             check_chat(request, profile.max_prompt_bytes)
-        return await self._run(_length(request), lambda: _ids_of(request, model))
+        return await self._run(_length(request), lambda: _ids_of(request, model, None))
 
     async def _run(self, length: int, work: Callable[[], T]) -> T:
         started = time.perf_counter()
@@ -84,14 +90,18 @@ class PromptEncoder:
             self._observe(time.perf_counter() - started)
 
 
-def encode_prompt(request: GenerationRequest, model: LocalModel, salt: bytes, room: int) -> Prompt:
-    """Tokenise, cut if allowed and needed, and name the blocks."""
-    ids = _ids_of(request, model)
-    num_all = len(ids)
-    if request.cut_left and num_all > room:
-        ids = _cut(request, model, ids, room)
+def encode_prompt(request: GenerationRequest, model: LocalModel, salt: bytes, max_tokens: int) -> Prompt:
+    """Tokenise, cut if allowed and needed, and name the blocks.
+
+    Raises:
+        TooManyTokens: See `PromptEncoder.encode`.
+    """
+    if request.cut_left:
+        ids, num_cut = _fitted(request, model, max_tokens)
+    else:
+        ids, num_cut = _ids_of(request, model, max_tokens), 0
     hashes = [] if request.cache_opt_out else hash_blocks(ids, salt=salt)
-    return Prompt(ids=ids, cut_tokens=num_all - len(ids), block_hashes=hashes)
+    return Prompt(ids=ids, cut_tokens=num_cut, block_hashes=hashes)
 
 
 def _length(request: GenerationRequest) -> int:
@@ -101,22 +111,28 @@ def _length(request: GenerationRequest) -> int:
     return len(request.prompt or request.token_ids or ())
 
 
-def _ids_of(request: GenerationRequest, model: LocalModel) -> list[int]:
+def _ids_of(request: GenerationRequest, model: LocalModel, max_tokens: int | None) -> list[int]:
     if request.token_ids is not None:
         return list(request.token_ids)
     if request.chat is not None:
-        return _template_of(model).encode(request.chat)
+        return _template_of(model).encode(request.chat, max_tokens=max_tokens)
     assert request.prompt is not None
-    return model.tokenizer.encode_text(request.prompt, add_bos=True)
+    return model.tokenizer.encode_text(request.prompt, add_bos=True, max_tokens=max_tokens)
 
 
-def _cut(request: GenerationRequest, model: LocalModel, ids: list[int], room: int) -> list[int]:
+def _fitted(request: GenerationRequest, model: LocalModel, max_tokens: int) -> tuple[list[int], int]:
     """Drop the oldest part: whole turns of a conversation, tokens of anything else (BOS stays)."""
     if request.chat is not None:
-        return list(_template_of(model).encode_to_fit(request.chat, room).ids)
-    keeps_bos = ids[0] == model.tokenizer.bos_id and room > 1
-    tail = ids[len(ids) - room + keeps_bos :] if room > 0 else []
-    return [ids[0], *tail] if keeps_bos else tail
+        chat = _template_of(model).encode_to_fit(request.chat, max_tokens)
+        return chat.ids, chat.num_cut_tokens
+    if request.prompt is not None:
+        text = model.tokenizer.encode_text_to_fit(request.prompt, max_tokens, add_bos=True)
+        return text.ids, text.num_cut_tokens
+    assert request.token_ids is not None
+    ids = request.token_ids
+    begin = ids[:1] if ids[0] == model.tokenizer.bos_id and 1 < max_tokens < len(ids) else ()
+    kept = [*begin, *ids[max(0, len(ids) - max_tokens + len(begin)) :]]
+    return kept, len(ids) - len(kept)
 
 
 def _template_of(model: LocalModel) -> Template:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gateway.core.auth import Tenant
 from gateway.core.request import GenerationRequest, SamplingOptions
-from services.domain.capacity import Capacity, NeverFits, worst_case
+from services.domain.capacity import Capacity
 from services.domain.errors import InvalidField, PromptTooLong
 from services.domain.generation import (
     MAX_CHOICES,
@@ -17,9 +17,7 @@ from services.domain.generation import (
     MAX_STOP_STRINGS,
     Band,
     Limits,
-    RequestClass,
     SamplingParams,
-    StopParams,
 )
 
 MAX_STOP_CHARS = 256
@@ -40,6 +38,8 @@ class ModelProfile:
     vocab_size: int
     max_prompt_bytes: int
     """A longer text cannot fit into the context, so it is refused before it is tokenised."""
+    max_cut_prompt_bytes: int
+    """The same of a text that may be cut: only what is kept of it is tokenised."""
     eos_token_ids: frozenset[int]
     generation_defaults: Mapping[str, float]
     """The model's own `temperature`, `top_p`, `top_k`, where it declares them."""
@@ -101,60 +101,6 @@ def check(request: GenerationRequest, tenant: Tenant, model: ModelProfile, fresh
     )
 
 
-def prompt_room(request: GenerationRequest, tenant: Tenant, options: Options, model: ModelProfile) -> int:
-    """Return how many prompt tokens fit beside the output, for a prompt that may be cut.
-
-    Where no output limit was asked for, a quarter of the context (at most the tenant's default) is kept.
-    """
-    capacity = model.capacity
-    num_output = _default(
-        request.max_output_tokens,
-        max(1, min(tenant.default_max_output_tokens, capacity.max_context_tokens // 4)),
-    )
-    return max(0, _most_tokens(options.num_choices, capacity) - num_output)
-
-
-def check_prompt(
-    request: GenerationRequest, tenant: Tenant, options: Options, model: ModelProfile, num_prompt_tokens: int
-) -> StopParams:
-    """Check the request's lengths once its prompt is tokenised, and resolve its output limit.
-
-    Raises:
-        InvalidField: The prompt is empty, or the least output exceeds the limit.
-        PromptTooLong: It can never fit; the message holds need and limit.
-    """
-    field = _input_field(request)
-    if num_prompt_tokens < 1:
-        raise InvalidField(field, "must hold at least 1 token, got 0")
-    room = _most_tokens(options.num_choices, model.capacity) - num_prompt_tokens
-    num_output = request.max_output_tokens
-    if num_output is None:
-        num_output = max(1, min(room, tenant.default_max_output_tokens))
-        if tenant.max_output_tokens is not None:
-            num_output = min(num_output, tenant.max_output_tokens)
-    fit = worst_case(num_prompt_tokens, num_output, options.num_choices, model.capacity)
-    if isinstance(fit, NeverFits):
-        at_fault = field if room < 1 else "max_output_tokens"
-        raise PromptTooLong(
-            at_fault,
-            f"{num_prompt_tokens} prompt + {num_output} output tokens, n = {options.num_choices}: {fit}",
-        )
-    num_least = _default(request.min_output_tokens, 0)
-    _within("min_output_tokens", num_least, 0, num_output)
-    return StopParams(
-        max_output_tokens=num_output,
-        min_output_tokens=num_least,
-        stop_token_ids=options.stop_token_ids,
-    )
-
-
-def class_of(request: GenerationRequest, num_prompt_tokens: int, long_from_tokens: int) -> RequestClass:
-    """Return short or long, by the prompt's length; a caller may only call its short request long."""
-    if num_prompt_tokens >= long_from_tokens or request.request_class is RequestClass.LONG:
-        return RequestClass.LONG
-    return RequestClass.SHORT
-
-
 def check_prompt_bytes(field: str, text: str, max_bytes: int) -> None:
     """Refuse a text that is certainly too long before anything is done with it.
 
@@ -168,6 +114,7 @@ def check_prompt_bytes(field: str, text: str, max_bytes: int) -> None:
 
 
 def _check_input(request: GenerationRequest, model: ModelProfile) -> None:
+    max_bytes = model.max_cut_prompt_bytes if request.cut_left else model.max_prompt_bytes
     given = [name for name in ("prompt", "token_ids", "chat") if getattr(request, name) is not None]
     if len(given) != 1:
         found = "none" if not given else " and ".join(given)
@@ -176,17 +123,17 @@ def _check_input(request: GenerationRequest, model: ModelProfile) -> None:
         if not request.prompt:
             raise InvalidField("prompt", "must hold at least 1 character, got 0")
         _check_text("prompt", request.prompt)
-        check_prompt_bytes("prompt", request.prompt, model.max_prompt_bytes)
+        check_prompt_bytes("prompt", request.prompt, max_bytes)
     if request.token_ids is not None:
         if not request.token_ids:
             raise InvalidField("token_ids", "must hold at least 1 id, got 0")
-        if len(request.token_ids) > model.max_prompt_bytes:
+        if len(request.token_ids) > max_bytes:
             raise PromptTooLong(
-                "token_ids", f"must hold at most {model.max_prompt_bytes} ids, got {len(request.token_ids)}"
+                "token_ids", f"must hold at most {max_bytes} ids, got {len(request.token_ids)}"
             )
         _ids("token_ids", request.token_ids, model.vocab_size)
     if request.chat is not None:
-        check_chat(request, model.max_prompt_bytes)
+        check_chat(request, max_bytes)
 
 
 def check_chat(request: GenerationRequest, max_bytes: int) -> None:
@@ -244,18 +191,6 @@ def _sampling(
     for token_id, bias in params.logit_bias.items():
         _within(f"sampling.logit_bias[{token_id}]", bias, -100, 100)
     return params
-
-
-def _most_tokens(num_choices: int, capacity: Capacity) -> int:
-    """Return the longest prompt + output that `worst_case` accepts for each of `num_choices`."""
-    in_pool = (capacity.total_pages // num_choices) * capacity.page_size + 1
-    return min(capacity.max_context_tokens, in_pool)
-
-
-def _input_field(request: GenerationRequest) -> str:
-    if request.prompt is not None:
-        return "prompt"
-    return "token_ids" if request.token_ids is not None else "chat.messages"
 
 
 def _default(value: int | None, default: int) -> int:

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Protocol
 
 from services.artifacts.content_marks import ContentMarks
+from services.artifacts.long_text import TooManyTokens
 from services.artifacts.template_budget import BudgetSpent, TemplateFailure, TemplateLimits
 from services.artifacts.template_sandbox import SandboxedTemplate
 from services.artifacts.tokenizer import ModelTokenizer
@@ -51,6 +52,8 @@ class FittedChat:
     """Messages left out, the oldest that are not the system's."""
     num_cut_chars: int
     """Characters cut off the front of the last message, 0 unless nothing else helped."""
+    num_cut_tokens: int
+    """Tokens that all this saved; of a conversation far too long, at least so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +89,30 @@ class ChatTemplate:
             for key, token_id in special.items()
         }
 
-    def encode(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> list[int]:
+    def encode(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool = True,
+        max_tokens: int | None = None,
+    ) -> list[int]:
         """Return the ids of a conversation, ready for the assistant's next turn.
 
         Benign conversations give the reference library's ids; spellings of control tokens in contents and
         names stay ordinary text.
 
+        Args:
+            max_tokens: What may be of use; the result can still be longer.
+
         Raises:
             InvalidField: No messages, an unknown role, or content that is no text.
             TemplateRefused: The template refuses the conversation.
             TemplateTooCostly: The template ran over its limits.
+            TooManyTokens: It is far longer than `max_tokens`; little more than so many were made.
         """
-        return self._encode(_checked(messages), add_generation_prompt=add_generation_prompt)
+        return self._encode(
+            _checked(messages), add_generation_prompt=add_generation_prompt, max_tokens=max_tokens
+        )
 
     def encode_to_fit(self, messages: Sequence[ChatMessage], max_tokens: int) -> FittedChat:
         """Return the ids of as much of a conversation as fits into `max_tokens`.
@@ -110,19 +125,41 @@ class ChatTemplate:
             InvalidField, TemplateRefused, TemplateTooCostly: As `encode`.
         """
         checked = _checked(messages)
-        ids = self._encode(checked)
-        if len(ids) <= max_tokens:
-            return FittedChat(ids, 0, 0)
+        whole = self._fitting(checked, max_tokens)
+        if isinstance(whole, list):
+            return FittedChat(whole, 0, 0, 0)
         candidates = _shorter_conversations(checked)
         fitting = self._first_fitting(candidates, max_tokens)
         if fitting is not None:
             kept, ids = fitting
-            return FittedChat(ids, len(checked) - len(kept), 0)
-        shortest = candidates[-1] if candidates else checked
-        cut, ids = self._cut_last(shortest, max_tokens)
-        return FittedChat(ids, len(checked) - len(shortest), cut)
+            num_cut_chars = 0
+        else:
+            kept = candidates[-1] if candidates else checked
+            num_cut_chars, ids = self._cut_last(kept, max_tokens)
+        return FittedChat(ids, len(checked) - len(kept), num_cut_chars, whole - len(ids))
 
-    def _encode(self, messages: Sequence[_Message], *, add_generation_prompt: bool = True) -> list[int]:
+    def _fitting(self, messages: Sequence[_Message], max_tokens: int) -> list[int] | int:
+        """Return the ids of a conversation that fits, or at least how many tokens it has.
+
+        Nothing is rendered or tokenised of one whose contents alone are too many characters.
+        """
+        num_chars = sum(len(message.content) for message in messages)
+        fewest = num_chars // self._tokenizer.max_token_bytes
+        if fewest > max_tokens:
+            return fewest
+        try:
+            ids = self._encode(messages, max_tokens=max_tokens)
+        except TooManyTokens:
+            return max(fewest, max_tokens + 1)
+        return ids if len(ids) <= max_tokens else len(ids)
+
+    def _encode(
+        self,
+        messages: Sequence[_Message],
+        *,
+        add_generation_prompt: bool = True,
+        max_tokens: int | None = None,
+    ) -> list[int]:
         texts = [text for message in messages for text in (message.content, message.name) if text]
         tables = self._marks.choose([self._source, *texts])
         marked = [
@@ -148,7 +185,7 @@ class ChatTemplate:
             raise TemplateRefused("messages", f"the model's chat template refuses them: {refusal}") from exc
         except BudgetSpent as exc:
             raise TemplateTooCostly(f"the model's chat template ran over its limits: {exc}") from exc
-        return self._tokenizer.encode_rendered(rendered, tables.restore)
+        return self._tokenizer.encode_rendered(rendered, tables.restore, max_tokens=max_tokens)
 
     def _first_fitting(
         self, candidates: Sequence[Sequence[_Message]], max_tokens: int
@@ -158,8 +195,8 @@ class ChatTemplate:
         low, high = 0, len(candidates)
         while low < high:
             middle = (low + high) // 2
-            ids = self._encode(candidates[middle])
-            if len(ids) <= max_tokens:
+            ids = self._fitting(candidates[middle], max_tokens)
+            if isinstance(ids, list):
                 best, high = (candidates[middle], ids), middle
             else:
                 low = middle + 1
@@ -168,22 +205,26 @@ class ChatTemplate:
     def _cut_last(self, messages: Sequence[_Message], max_tokens: int) -> tuple[int, list[int]]:
         """Return how many characters of the last message had to go, and the ids without them."""
         *others, last = messages
-        best = None
-        size = len(last.content)
-        low, high = max(1, size - self._tokenizer.max_chars(max_tokens)), size - 1
-        while low <= high:
-            cut = (low + high) // 2
-            ids = self._encode([*others, _Message(last.role, last.content[cut:], last.name)])
-            if len(ids) <= max_tokens:
-                best, high = (cut, ids), cut - 1
-            else:
-                low = cut + 1
-        if best is None:
+
+        def without(cut: int) -> list[int] | int:
+            return self._fitting([*others, _Message(last.role, last.content[cut:], last.name)], max_tokens)
+
+        most = len(last.content) - 1
+        shortest = without(most)
+        if not isinstance(shortest, list):
             raise PromptTooLong(
                 "messages",
                 f"even without all but the end of the last message they exceed {max_tokens} tokens",
             )
-        return best
+        cut = self._tokenizer.start_of_last(last.content, max_tokens - len(shortest))
+        # At its edge the content may take a token more than inside: then a little more has to go.
+        step = 1
+        while cut < most:
+            ids = without(cut)
+            if isinstance(ids, list):
+                return cut, ids
+            cut, step = cut + step, 2 * step
+        return most, shortest
 
 
 def _checked(messages: Sequence[ChatMessage]) -> list[_Message]:

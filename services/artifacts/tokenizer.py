@@ -7,14 +7,25 @@ nothing of chat templates, stop strings or streams. Thread-safe: nothing changes
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from services.artifacts.errors import ArtifactError
+from services.artifacts.long_text import LongTexts, TooManyTokens
 from services.artifacts.vocabulary import bytes_of_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class FittedText:
+    """The end of a text that fits."""
+
+    ids: list[int]
+    num_cut_tokens: int
+    """Tokens cut off its beginning; of a text far too long, at least so many."""
 
 
 class ModelTokenizer:
@@ -67,6 +78,7 @@ class ModelTokenizer:
         self._plain = tokenizer
         self._plain.encode_special_tokens = True
         self._continuation = _without_first_prefix(text) or tokenizer
+        self._long = LongTexts(self._bytes, lambda part: self._encode_ordinary(part, is_first=False))
 
     @property
     def vocab_size(self) -> int:
@@ -85,7 +97,7 @@ class ModelTokenizer:
         """
         return context_tokens * self.max_token_bytes
 
-    def encode_text(self, text: str, *, add_bos: bool) -> list[int]:
+    def encode_text(self, text: str, *, add_bos: bool, max_tokens: int | None = None) -> list[int]:
         """Return the ids of a plain text; spellings of control tokens in it are ordinary characters.
 
         Bytes that the vocabulary has no token for vanish, as in the reference library: the result can be
@@ -94,28 +106,71 @@ class ModelTokenizer:
         Args:
             text: Any text, already checked against `max_chars`.
             add_bos: Begin with BOS if the model wants one (exactly one, also when the text spells it).
-        """
-        ids = self._encode_ordinary(text, is_first=True)
-        return [self.bos_id, *ids] if add_bos and self.add_bos and self.bos_id is not None else ids
+            max_tokens: What may be of use; the result can still be longer.
 
-    def encode_rendered(self, text: str, restore: Mapping[int, str] | None = None) -> list[int]:
+        Raises:
+            TooManyTokens: The text is far longer than `max_tokens`; little more than so many were made.
+        """
+        if max_tokens is not None:
+            self._long.check(text, max_tokens)
+        return [*self._begin(add_bos), *self._encode_ordinary(text, is_first=True)]
+
+    def encode_text_to_fit(self, text: str, max_tokens: int, *, add_bos: bool) -> FittedText:
+        """Return the ids of the end of a plain text, `max_tokens` at most; BOS stays where there is room."""
+        begin = self._begin(add_bos) if max_tokens > 1 else []
+        room = max(0, max_tokens - len(begin))
+        tail = self._long.tail(text, room) if self._long.is_long(len(text), max_tokens) else None
+        start, ids = (0, self._encode_ordinary(text, is_first=True)) if tail is None else tail
+        kept = ids[max(0, len(ids) - room) :]
+        num_before = len(text[:start].encode()) // self.max_token_bytes
+        return FittedText([*begin, *kept], num_before + len(ids) - len(kept))
+
+    def start_of_last(self, text: str, num_tokens: int) -> int:
+        """Return the index of the character with which about the last `num_tokens` tokens of `text` begin."""
+        tail = self._long.tail(text, num_tokens)
+        start = 0 if tail is None else tail[0]
+        encoding = self._continuation.encode(text[start:], add_special_tokens=False)
+        if num_tokens < 1 or not encoding.ids:
+            return len(text)
+        return start + int(encoding.offsets[-num_tokens:][0][0])
+
+    def encode_rendered(
+        self, text: str, restore: Mapping[int, str] | None = None, *, max_tokens: int | None = None
+    ) -> list[int]:
         """Return the ids of a rendered template, in which spellings of control tokens count.
 
         Args:
             text: The template's output; nothing is added in front of it.
             restore: Marks that stand for characters which must not take part in a control token
                 (code point -> character, as for `str.translate`); undone before the rest is tokenised.
+            max_tokens: As for `encode_text`.
+
+        Raises:
+            TooManyTokens: As `encode_text`.
         """
+        most = max_tokens if max_tokens is not None and self._long.is_long(len(text), max_tokens) else None
         ids: list[int] = []
+        for index, (part, control_id) in enumerate(self._parts_of_rendered(text)):
+            part = part.translate(restore or {})
+            if most is not None:
+                if len(ids) > most:
+                    raise TooManyTokens
+                self._long.check(part, most - len(ids))
+            ids += self._encode_ordinary(part, is_first=not index)
+            if control_id is not None:
+                ids.append(control_id)
+        return ids
+
+    def _parts_of_rendered(self, text: str) -> Iterator[tuple[str, int | None]]:
+        """Yield ordinary text and the control token that ends it; the last has none."""
         start = 0
         for match in self._special_pattern.finditer(text) if self._special_pattern else ():
-            ids += self._encode_ordinary(
-                text[start : match.start()].translate(restore or {}), is_first=not start
-            )
-            ids.append(self.special_tokens[match[match.lastindex or 0]])
+            yield text[start : match.start()], self.special_tokens[match[match.lastindex or 0]]
             start = match.end()
-        ids += self._encode_ordinary(text[start:].translate(restore or {}), is_first=not start)
-        return ids
+        yield text[start:], None
+
+    def _begin(self, add_bos: bool) -> list[int]:
+        return [self.bos_id] if add_bos and self.add_bos and self.bos_id is not None else []
 
     def count_controls(self, ids: Iterable[int]) -> int:
         """Return how many of `ids` are control ids."""

@@ -53,7 +53,7 @@ class Started:
     cached_tokens: int
     seed: int
     cut_tokens: int
-    """Tokens cut from the left of the prompt."""
+    """Tokens cut from the left of the prompt; of one that is far too long, at least so many."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,13 @@ BOS, EOS, VOCAB_SIZE = 256, 257, 260
 class ByteTokenizer:
     bos_id: int | None = BOS
 
-    def encode_text(self, text: str, *, add_bos: bool) -> list[int]:
+    def encode_text(self, text: str, *, add_bos: bool, max_tokens: int | None = None) -> list[int]:
         return [BOS] * add_bos + list(text.encode())
+
+    def encode_text_to_fit(self, text: str, max_tokens: int, *, add_bos: bool) -> "Fitted":
+        ids = list(text.encode())
+        kept = ids[-max(0, max_tokens - add_bos) :]
+        return Fitted([BOS] * add_bos + kept, len(ids) - len(kept))
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else b""
@@ -26,19 +31,21 @@ class ByteTokenizer:
 @dataclass(frozen=True)
 class Fitted:
     ids: list[int]
+    num_cut_tokens: int
 
 
 class ByteTemplate:
     """`role:content|` per turn."""
 
-    def encode(self, messages: Sequence[ChatTurn]) -> list[int]:
+    def encode(self, messages: Sequence[ChatTurn], *, max_tokens: int | None = None) -> list[int]:
         return list("".join(f"{turn.role}:{turn.content}|" for turn in messages).encode())
 
     def encode_to_fit(self, messages: Sequence[ChatTurn], max_tokens: int) -> Fitted:
+        num_all = len(self.encode(messages))
         for start in range(len(messages)):
             ids = self.encode(messages[start:])
             if len(ids) <= max_tokens:
-                return Fitted(ids)
+                return Fitted(ids, num_all - len(ids))
         raise PromptTooLong("chat.messages", f"must fit into {max_tokens} tokens")
 
 

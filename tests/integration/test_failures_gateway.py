@@ -235,7 +235,7 @@ async def test_a_long_tokenisation_holds_up_nobody_else(rig: Rig, monkeypatch: p
     may_end, has_begun = threading.Event(), threading.Event()
     encode = ByteTokenizer.encode_text
 
-    def slow(self: ByteTokenizer, text: str, *, add_bos: bool) -> list[int]:
+    def slow(self: ByteTokenizer, text: str, *, add_bos: bool, max_tokens: int | None = None) -> list[int]:
         if text.startswith("_"):
             has_begun.set()
             assert may_end.wait(30)

@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from protos.gateway.v1 import gateway_pb2 as pb
 from protos.types.v1 import types_pb2
+from services.artifacts.long_text import TooManyTokens
 from services.chassis.errors import from_rpc_error
 from services.domain.errors import (
     BadCredential,
@@ -26,7 +27,7 @@ from services.domain.errors import (
     ServeError,
     UnknownModel,
 )
-from tests.fakes.byte_tokenizer import EOS
+from tests.fakes.byte_tokenizer import EOS, ByteTokenizer
 from tests.fakes.gateway_rig import ACME_KEY, Rig, a_request, gateway_rig, generate
 from tests.fakes.worker_server import endless, says
 
@@ -228,6 +229,28 @@ async def test_a_prompt_may_be_cut_from_the_left(rig: Rig) -> None:
     assert answer.of("started")[0].cut_tokens == 2001 - 1048
     assert list(rig.worker.submits[0].prompt_ids[:3]) == [256, 120, 120]
     assert len(rig.worker.submits[0].prompt_ids) == 1048
+
+
+async def test_a_prompt_far_above_the_byte_cap_may_be_cut_too(rig: Rig) -> None:
+    await generate(rig, prompt="x" * 100_000, long_prompt=pb.LONG_PROMPT_CUT_LEFT, max_output_tokens=1000)
+    assert len(rig.worker.submits[0].prompt_ids) == 1048
+
+
+@pytest.mark.failure("B102")
+async def test_a_prompt_that_was_not_counted_to_its_end_is_refused_with_numbers(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gives_up(
+        self: ByteTokenizer, text: str, *, add_bos: bool, max_tokens: int | None = None
+    ) -> list[int]:
+        assert max_tokens == 2047
+        raise TooManyTokens
+
+    monkeypatch.setattr(ByteTokenizer, "encode_text", gives_up)
+    error = await failure_of(rig, n=2)
+    assert (type(error), error.detail.field) == (PromptTooLong, "prompt")
+    assert "must have at most 2047 tokens for this model, n = 2, got more" in error.message
+    await rig.settled()
 
 
 async def test_a_conversation_is_encoded_by_the_models_template(rig: Rig) -> None:

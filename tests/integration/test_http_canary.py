@@ -40,7 +40,7 @@ async def http(written: io.BytesIO) -> AsyncIterator[HttpRig]:
 async def test_a_fault_in_tokenising_tells_nobody_the_prompt(
     http: HttpRig, written: io.BytesIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def encode_text(self: ByteTokenizer, text: str, *, add_bos: bool) -> list[int]:
+    def encode_text(self: ByteTokenizer, text: str, **options: object) -> list[int]:
         raise ValueError(f"cannot encode {text!r}")
 
     monkeypatch.setattr(ByteTokenizer, "encode_text", encode_text)

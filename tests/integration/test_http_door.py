@@ -226,7 +226,7 @@ async def test_a_conversation_that_is_refused_is_the_caller_s_error(
 async def test_the_template_s_own_words_reach_the_caller(
     http: HttpRig, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    def encode(self: ByteTemplate, messages: Any) -> list[int]:
+    def encode(self: ByteTemplate, messages: Any, **options: Any) -> list[int]:
         raise TemplateRefused("messages", "system role is not supported")
 
     monkeypatch.setattr(ByteTemplate, "encode", encode)

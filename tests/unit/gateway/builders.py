@@ -14,6 +14,7 @@ def a_profile(**changes: Any) -> ModelProfile:
     profile = ModelProfile(
         vocab_size=300,
         max_prompt_bytes=16_384,
+        max_cut_prompt_bytes=65_536,
         eos_token_ids=frozenset({257}),
         generation_defaults={},
         capacity=Capacity(max_context_tokens=2048, total_pages=64, page_size=16, max_sequences=16),

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.lengths import check_prompt, class_of, most_prompt_tokens
 from gateway.core.request import ChatTurn, GenerationRequest, SamplingOptions
-from gateway.core.validation import Options, check, check_prompt, class_of, prompt_room
+from gateway.core.validation import Options, check
 from services.domain.capacity import Capacity, Fits, worst_case
 from services.domain.errors import InvalidField, PromptTooLong
 from services.domain.generation import Band, Limits, RequestClass
@@ -175,4 +176,14 @@ def test_a_least_output_above_the_limit_is_refused() -> None:
 
 def test_a_prompt_that_may_be_cut_leaves_room_for_the_output() -> None:
     request = a_request(max_output_tokens=100)
-    assert prompt_room(request, a_tenant(), checked(request), a_profile()) == 925
+    options = checked(request)
+    assert most_prompt_tokens(request, a_tenant(), options, a_profile()) == 1024
+    may_be_cut = dataclasses.replace(request, cut_left=True)
+    assert most_prompt_tokens(may_be_cut, a_tenant(), options, a_profile()) == 925
+
+
+def test_a_prompt_that_may_be_cut_may_have_more_bytes_than_fit() -> None:
+    request = a_request(prompt="x" * 20_000)
+    with pytest.raises(PromptTooLong, match="at most 16384 bytes"):
+        checked(request)
+    checked(dataclasses.replace(request, cut_left=True))

@@ -1,0 +1,88 @@
+"""Checks the lengths of a request against tenant, model and pool, and resolves its output limit.
+
+One capacity function says what can ever fit; an error says need and limit. Knows no tokenizer.
+"""
+
+from gateway.core.auth import Tenant
+from gateway.core.request import GenerationRequest
+from gateway.core.validation import ModelProfile, Options
+from services.domain.capacity import Capacity, NeverFits, worst_case
+from services.domain.errors import InvalidField, PromptTooLong
+from services.domain.generation import RequestClass, StopParams
+
+
+def most_prompt_tokens(
+    request: GenerationRequest, tenant: Tenant, options: Options, model: ModelProfile
+) -> int:
+    """Return how many tokens a prompt may have: one that may be cut leaves room for its output.
+
+    Where no output limit was asked for, a quarter of the context (at most the tenant's default) is kept.
+    """
+    capacity = model.capacity
+    num_output = 1
+    if request.cut_left:
+        usual = min(tenant.default_max_output_tokens, capacity.max_context_tokens // 4)
+        num_output = request.max_output_tokens or max(1, usual)
+    return max(0, _most_tokens(options.num_choices, capacity) - num_output)
+
+
+def too_long(request: GenerationRequest, options: Options, max_tokens: int) -> PromptTooLong:
+    """Say that a prompt, not counted to its end, has more tokens than fit."""
+    return PromptTooLong(
+        _input_field(request),
+        f"must have at most {max_tokens} tokens for this model, n = {options.num_choices}, got more",
+    )
+
+
+def check_prompt(
+    request: GenerationRequest, tenant: Tenant, options: Options, model: ModelProfile, num_prompt_tokens: int
+) -> StopParams:
+    """Check the request's lengths once its prompt is tokenised, and resolve its output limit.
+
+    Raises:
+        InvalidField: The prompt is empty, or the least output exceeds the limit.
+        PromptTooLong: It can never fit; the message holds need and limit.
+    """
+    field = _input_field(request)
+    if num_prompt_tokens < 1:
+        raise InvalidField(field, "must hold at least 1 token, got 0")
+    room = _most_tokens(options.num_choices, model.capacity) - num_prompt_tokens
+    num_output = request.max_output_tokens
+    if num_output is None:
+        num_output = max(1, min(room, tenant.default_max_output_tokens))
+        if tenant.max_output_tokens is not None:
+            num_output = min(num_output, tenant.max_output_tokens)
+    fit = worst_case(num_prompt_tokens, num_output, options.num_choices, model.capacity)
+    if isinstance(fit, NeverFits):
+        at_fault = field if room < 1 else "max_output_tokens"
+        raise PromptTooLong(
+            at_fault,
+            f"{num_prompt_tokens} prompt + {num_output} output tokens, n = {options.num_choices}: {fit}",
+        )
+    num_least = request.min_output_tokens or 0
+    if num_least > num_output:
+        raise InvalidField("min_output_tokens", f"must be 0 to {num_output}, got {num_least}")
+    return StopParams(
+        max_output_tokens=num_output,
+        min_output_tokens=num_least,
+        stop_token_ids=options.stop_token_ids,
+    )
+
+
+def class_of(request: GenerationRequest, num_prompt_tokens: int, long_from_tokens: int) -> RequestClass:
+    """Return short or long, by the prompt's length; a caller may only call its short request long."""
+    if num_prompt_tokens >= long_from_tokens or request.request_class is RequestClass.LONG:
+        return RequestClass.LONG
+    return RequestClass.SHORT
+
+
+def _most_tokens(num_choices: int, capacity: Capacity) -> int:
+    """Return the longest prompt + output that `worst_case` accepts for each of `num_choices`."""
+    in_pool = (capacity.total_pages // num_choices) * capacity.page_size + 1
+    return min(capacity.max_context_tokens, in_pool)
+
+
+def _input_field(request: GenerationRequest) -> str:
+    if request.prompt is not None:
+        return "prompt"
+    return "token_ids" if request.token_ids is not None else "chat.messages"
