@@ -16,6 +16,12 @@ inline float bits_to_float(int32_t bits) {
   return value;
 }
 
+inline int32_t bits_of_float(float value) {
+  int32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
 // exp(x) within 2 units in the last place.
 // Source: Cephes expf: reduction by multiples of ln 2 in two parts, then a polynomial of degree 5.
 inline float exp_f32(float x) {

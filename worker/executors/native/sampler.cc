@@ -3,117 +3,16 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <stdexcept>
 
 #include "elementary.h"
+#include "selection.h"
 
 namespace quire {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr double kLowestLogProbability = -9999.0;
-constexpr size_t kFirstNucleus = 64;
-constexpr size_t kRun = 256;
-constexpr int kLanes = 16;
-constexpr size_t kBlock = 64;
-
-// The largest value, or NaN if there is one.
-float largest_value(const float* x, size_t count) {
-  float lanes[kLanes];
-  int32_t is_nan[kLanes] = {};
-  std::fill(lanes, lanes + kLanes, -kInfinity);
-  size_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const float value = x[i + lane];
-      lanes[lane] = value > lanes[lane] ? value : lanes[lane];
-      is_nan[lane] |= value != value;
-    }
-  }
-  float best = *std::max_element(lanes, lanes + kLanes);
-  bool bad = std::any_of(is_nan, is_nan + kLanes, [](int32_t flag) { return flag != 0; });
-  for (; i < count; ++i) {
-    best = std::max(best, x[i]);
-    bad = bad || x[i] != x[i];
-  }
-  return bad ? std::numeric_limits<float>::quiet_NaN() : best;
-}
-
-// A sum in float64, in 16 lanes.
-double sum_of(const float* x, size_t count) {
-  double lanes[kLanes] = {};
-  size_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += x[i + lane];
-  }
-  for (int lane = 0; i + lane < count; ++lane) lanes[lane] += x[i + lane];
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  }
-  return lanes[0];
-}
-
-struct LargestFirst {
-  const float* values;
-  bool operator()(int32_t a, int32_t b) const { return values[a] > values[b] || (values[a] == values[b] && a < b); }
-};
-
-// Keeps the `count` best of `indices`, in no order.
-void keep_best(const float* values, size_t count, std::vector<int32_t>& indices) {
-  if (indices.size() <= count) return;
-  std::nth_element(indices.begin(), indices.begin() + static_cast<int64_t>(count) - 1, indices.end(),
-                   LargestFirst{values});
-  indices.resize(count);
-}
-
-// Collects ascending indices of the `count` largest values, count >= 1; among equals the lowest indices are kept.
-// Once enough have been seen, a block without anything above the worst of them is passed over.
-void largest(const float* values, size_t size, size_t count, std::vector<int32_t>& indices) {
-  indices.clear();
-  const size_t room = count + std::max<size_t>(count, 1024);
-  float threshold = -kInfinity;
-  bool is_full = false;
-  for (size_t first = 0; first < size; first += kBlock) {
-    const size_t last = std::min(size, first + kBlock);
-    if (is_full && !(largest_value(values + first, last - first) > threshold)) continue;
-    for (size_t i = first; i < last; ++i) {
-      if (!is_full || values[i] > threshold) indices.push_back(static_cast<int32_t>(i));
-    }
-    if (indices.size() >= room) {
-      keep_best(values, count, indices);
-      threshold = values[indices[count - 1]];
-      is_full = true;
-    }
-  }
-  keep_best(values, count, indices);
-  std::sort(indices.begin(), indices.end());
-}
-
-// Returns the first index whose cumulative weight exceeds `draw` times the whole: runs of 256 first, then one of
-// them weight by weight.
-size_t inverse_cumulative(const std::vector<float>& weights, double draw, std::vector<double>& run_ends) {
-  run_ends.clear();
-  double sum = 0;
-  for (size_t first = 0; first < weights.size(); first += kRun) {
-    sum += sum_of(weights.data() + first, std::min(kRun, weights.size() - first));
-    run_ends.push_back(sum);
-  }
-  const double target = draw * sum;
-  const auto found = std::upper_bound(run_ends.begin(), run_ends.end(), target);
-  const size_t run = std::min(static_cast<size_t>(found - run_ends.begin()), run_ends.size() - 1);
-  const double rest = target - (run > 0 ? run_ends[run - 1] : 0.0);
-  const size_t first = run * kRun, last = std::min(weights.size(), first + kRun);
-  double inside = 0;
-  size_t drawn = first;
-  for (size_t i = first; i < last; ++i) {
-    inside += weights[i];
-    // Rounding may put the target behind the last weight; an id of weight 0 must not be drawn for it.
-    if (weights[i] > 0) drawn = i;
-    if (inside > rest) break;
-  }
-  return drawn;
-}
 
 void check_ids(const int32_t* ids, int32_t count, int32_t vocab_size) {
   for (int32_t i = 0; i < count; ++i) {
@@ -156,16 +55,14 @@ void Sampler::sample(Pool& pool, const float* logits, int32_t vocab_size, int32_
 bool Sampler::draw_row(const float* raw, int32_t vocab_size, const QuireSampleRow& row, Scratch& scratch,
                        int32_t row_index, const Drawn& drawn) {
   const size_t size = static_cast<size_t>(vocab_size);
-  const float raw_best = largest_value(raw, size);
-  if (!std::isfinite(raw_best)) return false;
+  const Best raw_best = find_best(raw, size);
+  if (!std::isfinite(raw_best.value)) return false;
   const float* logits = adjust(raw, vocab_size, row, scratch);
-  const float best = logits == raw ? raw_best : largest_value(logits, size);
-  if (!std::isfinite(best)) return false;
-  const int32_t token = row.temperature == 0
-                            ? static_cast<int32_t>(std::find(logits, logits + size, best) - logits)
-                            : draw(logits, vocab_size, best, row, scratch);
-  drawn.token_ids[row_index] = token;
-  if (row.num_logprobs >= 0) log_probabilities(raw, vocab_size, raw_best, row, row_index, scratch, drawn);
+  const Best best = logits == raw ? raw_best : find_best(logits, size);
+  if (!std::isfinite(best.value)) return false;
+  drawn.token_ids[row_index] = row.temperature == 0 ? static_cast<int32_t>(best.index)
+                                                    : draw(logits, vocab_size, best.value, row, scratch);
+  if (row.num_logprobs >= 0) log_probabilities(raw, vocab_size, raw_best.value, row, row_index, scratch, drawn);
   return true;
 }
 
@@ -221,58 +118,75 @@ int32_t Sampler::draw(const float* logits, int32_t vocab_size, float best, const
 // Leaves the ascending ids that top_k, top_p and min_p keep in `kept`; false when all are kept.
 bool Sampler::filter(const QuireSampleRow& row, Scratch& scratch) {
   const std::vector<float>& weights = scratch.weights;
-  const bool has_top_k = row.top_k > 0 && static_cast<size_t>(row.top_k) < weights.size();
+  std::vector<int32_t>& kept = scratch.kept;
+  const size_t size = weights.size();
+  const bool has_top_k = row.top_k > 0 && static_cast<size_t>(row.top_k) < size;
   if (!has_top_k && row.top_p >= 1 && row.min_p <= 0) return false;
-  if (has_top_k) {
-    largest(weights.data(), weights.size(), static_cast<size_t>(row.top_k), scratch.kept);
-  } else {
-    scratch.kept.resize(weights.size());
-    std::iota(scratch.kept.begin(), scratch.kept.end(), 0);
+  if (has_top_k) largest(weights.data(), size, static_cast<size_t>(row.top_k), kept);
+  if (row.top_p < 1) {
+    double mass = 0;
+    if (has_top_k) {
+      for (const int32_t id : kept) mass += weights[static_cast<size_t>(id)];
+    } else {
+      // Weights under (1 - top_p) x mass / count together hold less than 1 - top_p: the nucleus never needs them.
+      // Half of that bound, so that rounding cannot cut off what is needed.
+      mass = sum_of(weights.data(), size);
+      collect(weights, static_cast<float>((1 - row.top_p) * mass / static_cast<double>(size) / 2), kept);
+    }
+    nucleus(row.top_p * mass, scratch);
   }
-  if (row.top_p < 1) nucleus(row.top_p, scratch);
   if (row.min_p > 0) {
     // The best id weighs exactly 1, and is always kept.
     const float lowest = static_cast<float>(row.min_p);
-    const auto is_low = [&](int32_t id) { return !(weights[static_cast<size_t>(id)] >= lowest); };
-    scratch.kept.erase(std::remove_if(scratch.kept.begin(), scratch.kept.end(), is_low), scratch.kept.end());
+    if (!has_top_k && row.top_p >= 1) {
+      collect(weights, lowest, kept);
+    } else {
+      const auto is_low = [&](int32_t id) { return weights[static_cast<size_t>(id)] < lowest; };
+      kept.erase(std::remove_if(kept.begin(), kept.end(), is_low), kept.end());
+    }
   }
   return true;
 }
 
-// Narrows `kept` to the smallest set, largest weights first, that holds `top_p` of its mass.
+// Narrows `kept` to the smallest set, largest weights first and lowest ids first among equals, that holds the wanted
+// mass.
 //
-// Weights under (1 - top_p) x mass / count together hold less than 1 - top_p: the set never needs them. Of the
-// others a growing part is sorted, until it holds enough.
-void Sampler::nucleus(double top_p, Scratch& scratch) {
+// Without sorting: the bits of a weight in [0, 1] grow with it, so its mass is added up by the upper bits, the bucket
+// that the wanted mass ends in is divided by the next ones, and so on down to weights that are all equal.
+void Sampler::nucleus(double wanted, Scratch& scratch) {
   const float* weights = scratch.weights.data();
-  std::vector<float>& values = scratch.values;
-  values.clear();
-  for (const int32_t id : scratch.kept) values.push_back(weights[id]);
-  const double mass = sum_of(values.data(), values.size());
-  const double wanted = top_p * mass;
-  // Half of the bound, so that rounding cannot cut off what is needed.
-  const float lowest = static_cast<float>((1 - top_p) * mass / static_cast<double>(values.size()) / 2);
-  std::vector<int32_t>& candidates = scratch.candidates;
-  candidates.clear();
-  values.clear();
-  for (const int32_t id : scratch.kept) {
-    if (weights[id] >= lowest) {
-      candidates.push_back(id);
-      values.push_back(weights[id]);
+  constexpr int kBits = 10;
+  std::vector<int32_t>& group = scratch.candidates;
+  group = scratch.kept;
+  double held = 0;
+  for (int shift = 2 * kBits; shift >= 0; shift -= kBits) {
+    std::vector<double>& masses = scratch.sums;
+    masses.assign(size_t{1} << kBits, 0.0);
+    const auto bucket_of = [&](int32_t id) {
+      return static_cast<size_t>((bits_of_float(weights[id]) >> shift) & ((1 << kBits) - 1));
+    };
+    for (const int32_t id : group) masses[bucket_of(id)] += weights[id];
+    // Rounding may leave a little of the wanted mass behind the last bucket; then that one is gone into.
+    size_t last = 0;
+    double above = 0;
+    for (size_t bucket = masses.size(); bucket-- > 0 && (above == 0 || held < wanted);) {
+      if (masses[bucket] == 0) continue;
+      last = bucket;
+      above = masses[bucket];
+      held += above;
     }
+    held -= above;
+    group.erase(std::remove_if(group.begin(), group.end(), [&](int32_t id) { return bucket_of(id) != last; }),
+                group.end());
   }
-  for (size_t size = kFirstNucleus;; size *= 8) {
-    largest(values.data(), values.size(), size, scratch.picked);
-    std::sort(scratch.picked.begin(), scratch.picked.end(), LargestFirst{values.data()});
-    double held = 0;
-    size_t count = 0;
-    while (count < scratch.picked.size() && held < wanted) held += values[scratch.picked[count++]];
-    if (held < wanted && scratch.picked.size() < values.size()) continue;
-    scratch.kept.clear();
-    for (size_t i = 0; i < std::max<size_t>(count, 1); ++i) scratch.kept.push_back(candidates[scratch.picked[i]]);
-    std::sort(scratch.kept.begin(), scratch.kept.end());
-    return;
-  }
+  const float lowest = weights[group.front()];
+  size_t num_equal = 1;
+  for (held += lowest; held < wanted && num_equal < group.size(); held += lowest) ++num_equal;
+  const int32_t last_equal = group[num_equal - 1];
+  const auto is_behind = [&](int32_t id) {
+    return weights[id] < lowest || (weights[id] == lowest && id > last_equal);
+  };
+  scratch.kept.erase(std::remove_if(scratch.kept.begin(), scratch.kept.end(), is_behind), scratch.kept.end());
 }
 
 void Sampler::log_probabilities(const float* raw, int32_t vocab_size, float best, const QuireSampleRow& row,

@@ -47,7 +47,7 @@ class Sampler {
   static int32_t draw(const float* logits, int32_t vocab_size, float best, const QuireSampleRow& row,
                       Scratch& scratch);
   static bool filter(const QuireSampleRow& row, Scratch& scratch);
-  static void nucleus(double top_p, Scratch& scratch);
+  static void nucleus(double wanted, Scratch& scratch);
   static void log_probabilities(const float* raw, int32_t vocab_size, float best, const QuireSampleRow& row,
                                 int32_t row_index, Scratch& scratch, const Drawn& drawn);
 
