@@ -4,8 +4,6 @@ The sources are compiled with `attention_probe.cc` for one instruction set: nati
 emulated instructions; a session is one run of that program.
 """
 
-import platform
-import shutil
 import struct
 import subprocess
 from collections.abc import Sequence
@@ -13,66 +11,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from services.domain.kv_layout import KvFormat
-from worker.executors.native.build import FLAGS, SOURCES, build
-from worker.executors.native.instruction_sets import INSTRUCTION_SETS, this_cpu
+from tests.unit.executors.probe_targets import probe_command
 from worker.executors.native.library import KV_FORMATS
 
 Float32 = NDArray[np.float32]
 
 _SOURCES = ("attention.cc", "attention_plan.cc", "kv_store.cc", "pool.cc")
-_PROBE = Path(__file__).with_suffix(".cc")
-_EMULATED_X86 = Path(__file__).parent / "native_checks" / "emulate_x86.h"
-_AARCH64 = ("aarch64-linux-gnu-g++", "qemu-aarch64")
-
-PROGRAMS = [
-    *(entry.name for entry in this_cpu().supported()),
-    *(
-        pytest.param(f"emulated-{name}", marks=pytest.mark.slow)
-        for name in ("avx512vnni", "avx2vnni", "neon")
-    ),
-]
-"""What `probe_command` takes: all that this machine can run, and in the slow pass all that it can emulate."""
 
 
-def probe_command(folder: Path, name: str) -> list[str]:
-    """Return the command that runs the probe, made in `folder` unless it is there.
-
-    For this machine the probe is linked with the library that a worker loads. For others it is compiled with
-    the sources, for an emulator or with emulated instructions; without those tools the test is skipped.
-    """
-    program = folder / f"probe-{name}"
-    target = name.removeprefix("emulated-")
-    if target == name:
-        library = build(name).path
-        return [
-            _compiled(program, ["g++", "-std=c++17", "-O1", f"-Wl,-rpath,{library.parent}"], str(library))
-        ]
-    (entry,) = (entry for entry in INSTRUCTION_SETS if entry.name == target)
-    sources = [*FLAGS, entry.macro, *(str(SOURCES / source) for source in _SOURCES)]
-    if target == "neon":
-        compiler, emulator = (_tool(tool) for tool in _AARCH64)
-        return [emulator, _compiled(program, [compiler, "-static", *entry.flags, *sources])]
-    if platform.machine() != "x86_64" or not Path("/usr/include/simde").is_dir():
-        pytest.skip("emulating x86 instructions takes an x86-64 machine and SIMDe's headers")
-    emulated = ["-mavx2", "-mfma", "-mf16c", "-include", str(_EMULATED_X86)]
-    return [_compiled(program, ["g++", *emulated, *sources])]
-
-
-def _tool(name: str) -> str:
-    path = shutil.which(name)
-    if path is None:
-        pytest.skip(f"{name} is not installed")
-    return path
-
-
-def _compiled(program: Path, command: Sequence[str], *libraries: str) -> str:
-    if not program.exists():
-        subprocess.run([*command, f"-I{SOURCES}", str(_PROBE), *libraries, "-o", str(program)], check=True)
-    return str(program)
+def attention_command(folder: Path, name: str) -> list[str]:
+    """Return the command that runs the probe, for one of PROGRAMS."""
+    return probe_command(folder, name, Path(__file__).with_suffix(".cc"), _SOURCES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,8 +178,9 @@ def to_bf16(x: Float32) -> Float32:
 
 def to_int8(x: Float32) -> Float32:
     """Round to codes of a scale per row, and back."""
-    scale = (np.abs(x).max(-1, keepdims=True) / np.float32(127)).astype(np.float32)
-    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
+    largest = np.abs(x).max(-1, keepdims=True)
+    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+    scale = largest / np.float32(127)
     rounded: Float32 = np.rint(x * inverse) * scale
     return rounded
 

@@ -1,7 +1,6 @@
 """Drives the native products alone, and says in float64 what they should give.
 
-The sources are compiled with `linear_probe.cc` for one instruction set: for this machine, for another one
-under an emulator, or with emulated instructions. A request is one run of that program.
+A request is one run of the program that `linear_probe.cc` makes of them.
 """
 
 import subprocess
@@ -13,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.unit.executors.probe_targets import Target
-from worker.executors.native.build import SOURCES
+from tests.unit.executors.probe_targets import probe_command
 from worker.executors.native.library import Compute, WeightKind
 
 Float32 = NDArray[np.float32]
@@ -24,9 +22,9 @@ _SOURCES = ("activations.cc", "linear.cc", "linear_f32.cc", "linear_int8.cc", "p
 X_GROUP = 32
 
 
-def compile_probe(target: Target, folder: Path) -> list[str]:
-    """Compile the probe and return the command that runs it."""
-    return target.compile(folder, [Path(__file__).with_suffix(".cc"), *(SOURCES / name for name in _SOURCES)])
+def linear_command(folder: Path, name: str) -> list[str]:
+    """Return the command that runs the probe, for one of PROGRAMS."""
+    return probe_command(folder, name, Path(__file__).with_suffix(".cc"), _SOURCES)
 
 
 @dataclass(frozen=True)

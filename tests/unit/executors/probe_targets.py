@@ -1,85 +1,70 @@
-"""Where native code can be tried out: what this machine runs, and what it can only imitate.
+"""Compiles small programs around native sources: for this machine, and for those that it can only imitate.
 
-AVX512 and VNNI instructions are emulated by SIMDe's headers, NEON code is cross-compiled for qemu. Both are
-slow, and skipped by name where they are not installed. Knows compilers; knows nothing of what is compiled.
+AVX512 and VNNI instructions are emulated by SIMDe's headers; NEON code is cross-compiled and run by qemu.
+Both are slow, and skipped by name where they are not installed. Knows compilers; knows nothing of what is
+compiled.
 """
 
+import platform
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from worker.executors.native.build import FLAGS, SOURCES
-from worker.executors.native.instruction_sets import INSTRUCTION_SETS, InstructionSet, this_cpu
+from worker.executors.native.build import FLAGS, SOURCES, build
+from worker.executors.native.instruction_sets import INSTRUCTION_SETS, this_cpu
 
-_EMULATION = Path(__file__).parent / "native_checks" / "emulate_x86.h"
-_BY_NAME = {entry.name: entry for entry in INSTRUCTION_SETS}
+_EMULATED_X86 = Path(__file__).parent / "native_checks" / "emulate_x86.h"
+_AARCH64 = ("aarch64-linux-gnu-g++", "qemu-aarch64")
 
-
-@dataclass(frozen=True)
-class Target:
-    """One way to compile the sources and run the result."""
-
-    instruction_set: InstructionSet
-    compiler: str = "g++"
-    flags: Sequence[str] = field(default=())
-    """Beside the product's own; instead of the instruction set's where it is emulated."""
-    runner: Sequence[str] = ()
-    """What runs the program, if it does not run by itself."""
-    is_emulated: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.instruction_set.name + ("-emulated" if self.is_emulated else "")
-
-    def missing(self) -> str | None:
-        """Say what is not installed here."""
-        for program in (self.compiler, *self.runner[:1]):
-            if shutil.which(program) is None:
-                return f"no {program} here"
-        if "-include" in self.flags and not this_cpu().can_run(_BY_NAME["avx2"]):
-            return "SIMDe is used on top of AVX2, which this CPU lacks"
-        if "-include" in self.flags and not _has_simde():
-            return "no SIMDe headers here (libsimde-dev)"
-        return None
-
-    def compile(self, folder: Path, sources: Sequence[Path]) -> list[str]:
-        """Compile a program of these files and return the command that runs it."""
-        program = folder / f"{sources[0].stem}-{self.name}"
-        own = () if "-include" in self.flags else self.instruction_set.flags
-        options = [*FLAGS, self.instruction_set.macro, *own, *self.flags, f"-I{SOURCES}"]
-        subprocess.run([self.compiler, *options, *map(str, sources), "-o", str(program)], check=True)
-        return [*self.runner, str(program)]
-
-
-def _has_simde() -> bool:
-    command = ["g++", "-E", "-x", "c++", "-mavx2", "-include", "simde/x86/avx512.h", "/dev/null"]
-    return subprocess.run(command, capture_output=True).returncode == 0
-
-
-_X86 = ("-include", str(_EMULATION), "-mavx2", "-mfma", "-mf16c", "-Wno-psabi")
-EMULATED = (
-    Target(_BY_NAME["avx512vnni"], flags=_X86, is_emulated=True),
-    Target(_BY_NAME["avx2vnni"], flags=_X86, is_emulated=True),
-    Target(
-        _BY_NAME["neon"],
-        compiler="aarch64-linux-gnu-g++",
-        flags=("-static",),
-        runner=("qemu-aarch64", "-cpu", "max"),
-        is_emulated=True,
+PROGRAMS = [
+    *(entry.name for entry in this_cpu().supported()),
+    *(
+        pytest.param(f"emulated-{name}", marks=pytest.mark.slow)
+        for name in ("avx512vnni", "avx2vnni", "neon")
     ),
-)
+]
+"""What `probe_command` takes: all that this machine can run, and in the slow pass all that it can emulate."""
 
 
-def target_params() -> list[object]:
-    """Return every target as a parameter: slow where emulated, skipped where something is missing."""
-    own = [Target(entry) for entry in this_cpu().supported()]
-    params: list[object] = [pytest.param(target, id=target.name) for target in own]
-    for target in EMULATED:
-        reason = target.missing()
-        marks = [pytest.mark.slow, *([pytest.mark.skip(reason=reason)] if reason else [])]
-        params.append(pytest.param(target, id=target.name, marks=marks))
-    return params
+def probe_command(folder: Path, name: str, probe: Path, sources: Sequence[str]) -> list[str]:
+    """Return the command that runs a probe, made in `folder` unless it is there.
+
+    For this machine the probe is linked with the library that a worker loads. For others it is compiled with
+    the sources, for an emulator or with emulated instructions; without those tools the test is skipped.
+
+    Args:
+        probe: The program's own source.
+        sources: Of the native executor: what the probe uses.
+    """
+    program = folder / f"{probe.stem}-{name}"
+    target = name.removeprefix("emulated-")
+    if target == name:
+        library = build(name).path
+        options = ["g++", "-std=c++17", "-O1", f"-Wl,-rpath,{library.parent}"]
+        return [_compiled(program, options, str(probe), str(library))]
+    (entry,) = (entry for entry in INSTRUCTION_SETS if entry.name == target)
+    inputs = [str(probe), *(str(SOURCES / source) for source in sources)]
+    if target == "neon":
+        compiler, emulator = (_tool(tool) for tool in _AARCH64)
+        options = [compiler, "-static", *FLAGS, entry.macro, *entry.flags]
+        return [emulator, _compiled(program, options, *inputs)]
+    if platform.machine() != "x86_64" or not Path("/usr/include/simde").is_dir():
+        pytest.skip("emulating x86 instructions takes an x86-64 machine and SIMDe's headers")
+    emulated = ["-mavx2", "-mfma", "-mf16c", "-Wno-psabi", "-include", str(_EMULATED_X86)]
+    return [_compiled(program, ["g++", *FLAGS, entry.macro, *emulated], *inputs)]
+
+
+def _tool(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"{name} is not installed")
+    return path
+
+
+def _compiled(program: Path, options: Sequence[str], *inputs: str) -> str:
+    if not program.exists():
+        subprocess.run([*options, f"-I{SOURCES}", *inputs, "-o", str(program)], check=True)
+    return str(program)

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from services.domain.kv_layout import KvFormat, KvLayout, KvOrder
 from tests.unit.executors.attention_probe import (
-    PROGRAMS,
     Float32,
     Look,
     ProbeError,
@@ -18,9 +17,10 @@ from tests.unit.executors.attention_probe import (
     Session,
     Shape,
     attend,
-    probe_command,
+    attention_command,
     store,
 )
+from tests.unit.executors.probe_targets import PROGRAMS
 
 pytestmark = pytest.mark.timeout(600)
 """The first test of an instruction set compiles it."""
@@ -56,7 +56,7 @@ LOOKS = [
 
 @pytest.fixture(scope="module", params=PROGRAMS)
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return probe_command(tmp_path_factory.getbasetemp(), request.param)
+    return attention_command(tmp_path_factory.getbasetemp(), request.param)
 
 
 def make_rows(shape: Shape, num_rows: int, seed: int = 0) -> Float32:

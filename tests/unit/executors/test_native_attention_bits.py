@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from services.domain.kv_layout import KvFormat
-from tests.unit.executors.attention_probe import PROGRAMS, Float32, Look, Rows, Session, Shape, probe_command
+from tests.unit.executors.attention_probe import Float32, Look, Rows, Session, Shape, attention_command
+from tests.unit.executors.probe_targets import PROGRAMS
 
 pytestmark = pytest.mark.timeout(600)
 """The first test of an instruction set compiles it."""
@@ -25,7 +26,7 @@ SHAPES = [
 
 @pytest.fixture(scope="module", params=PROGRAMS)
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return probe_command(tmp_path_factory.getbasetemp(), request.param)
+    return attention_command(tmp_path_factory.getbasetemp(), request.param)
 
 
 @pytest.fixture(
