@@ -7,15 +7,20 @@ most. It is a fence for a measurement, not a jail for an attacker.
 
 import ast
 import re
-import resource
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 
 DEADLINE_S = 10.0
-_CPU_S = 4
-_MEMORY_BYTES = 1 << 29
+_CONFINE = """import resource as _r
+for _kind, _limit in (
+    (_r.RLIMIT_CPU, 4), (_r.RLIMIT_AS, 1 << 29), (_r.RLIMIT_FSIZE, 0), (_r.RLIMIT_NOFILE, 16), (_r.RLIMIT_CORE, 0)
+):
+    _r.setrlimit(_kind, (_limit, _limit))
+del _r, _kind, _limit
+"""
+"""Run by the child before the model's code: hard limits, which it cannot raise again."""
 _FENCE = re.compile(r"```(?:python|py)?\s*\n(.*?)(?:```|\Z)", re.S)
 _DOORS = frozenset({"open", "exec", "eval", "compile", "__import__", "__builtins__", "getattr"})
 _ALLOWED_IMPORTS = frozenset({"math", "re", "itertools", "functools", "collections", "string", "typing"})
@@ -30,7 +35,7 @@ def passes(answer: str, cases: Sequence[tuple[str, str]]) -> bool:
     if not _is_harmless(code):
         return False
     asserts = "\n".join(f"assert ({expression}) == ({expected})" for expression, expected in cases)
-    command = [sys.executable, "-I", "-S", "-c", f"{code}\n{asserts}\n"]
+    command = [sys.executable, "-I", "-S", "-c", f"{_CONFINE}{code}\n{asserts}\n"]
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
@@ -42,7 +47,6 @@ def passes(answer: str, cases: Sequence[tuple[str, str]]) -> bool:
                 stderr=subprocess.DEVNULL,
                 timeout=DEADLINE_S,
                 start_new_session=True,
-                preexec_fn=_confine,
                 check=False,
             )
         except subprocess.TimeoutExpired:
@@ -76,14 +80,3 @@ def _is_harmless(code: str) -> bool:
         if any(name.partition(".")[0] not in _ALLOWED_IMPORTS for name in names):
             return False
     return True
-
-
-def _confine() -> None:
-    for kind, limit in (
-        (resource.RLIMIT_CPU, _CPU_S),
-        (resource.RLIMIT_AS, _MEMORY_BYTES),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NOFILE, 16),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(kind, (limit, limit))
