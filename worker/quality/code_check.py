@@ -15,7 +15,8 @@ from collections.abc import Sequence
 DEADLINE_S = 10.0
 _CONFINE = """import resource as _r
 for _kind, _limit in (
-    (_r.RLIMIT_CPU, 4), (_r.RLIMIT_AS, 1 << 29), (_r.RLIMIT_FSIZE, 0), (_r.RLIMIT_NOFILE, 16), (_r.RLIMIT_CORE, 0)
+    (_r.RLIMIT_CPU, 4), (_r.RLIMIT_AS, 1 << 29), (_r.RLIMIT_FSIZE, 0), (_r.RLIMIT_NOFILE, 16),
+    (_r.RLIMIT_CORE, 0),
 ):
     _r.setrlimit(_kind, (_limit, _limit))
 del _r, _kind, _limit
