@@ -15,6 +15,9 @@ BLOCK_SIZE = 16
 VERSION = b"quire.block.v1"
 DIGEST_BYTES = 16
 
+_IDS = struct.Struct(f"<{BLOCK_SIZE}I")
+_LENGTH = struct.Struct("<I")
+
 
 def hash_block(
     previous: BlockHash | None, token_ids: Sequence[int], *, salt: bytes, adapter: bytes = b""
@@ -29,11 +32,9 @@ def hash_block(
     """
     if len(token_ids) != BLOCK_SIZE:
         raise ValueError(f"a block holds {BLOCK_SIZE} token ids, got {len(token_ids)}")
-    digest = hashlib.sha256()
-    for part in (VERSION, previous or b"", salt, adapter, struct.pack(f"<{BLOCK_SIZE}I", *token_ids)):
-        digest.update(struct.pack("<I", len(part)))
-        digest.update(part)
-    return BlockHash(digest.digest()[:DIGEST_BYTES])
+    parts = (VERSION, previous or b"", salt, adapter, _IDS.pack(*token_ids))
+    preimage = b"".join([piece for part in parts for piece in (_LENGTH.pack(len(part)), part)])
+    return BlockHash(hashlib.sha256(preimage).digest()[:DIGEST_BYTES])
 
 
 def hash_blocks(
