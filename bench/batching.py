@@ -131,11 +131,11 @@ class Run:
     num_rows: int = 0
 
     def record(self, outputs: StepOutputs, planned_at: float, now: float) -> None:
-        self.num_tokens += len(outputs.tokens)
+        self.num_tokens += len(outputs.tokens.token_ids)
         self.num_rows += outputs.stats.num_rows
         self.num_steps += outputs.stats.num_rows > 0
-        for out in outputs.tokens:
-            self.first_token_at.setdefault(out.handle, now)
+        for handle in outputs.tokens.handles:
+            self.first_token_at.setdefault(handle, now)
         for event in outputs.events:
             if isinstance(event, Started):
                 self.started_at[event.handle] = planned_at
@@ -159,11 +159,11 @@ def simulate(setting: Setting, arrivals: Sequence[Arrival]) -> Measured:
             scheduler.post(_submit(arrival))
         plan = scheduler.plan(now)
         planned_at = now
-        if plan.rows:
+        if plan.num_rows:
             now += _seconds(plan, cost)
-        outputs = scheduler.apply(plan, _result(plan) if plan.rows else None, now)
+        outputs = scheduler.apply(plan, _result(plan) if plan.num_rows else None, now)
         run.record(outputs, planned_at, now)
-        if not plan.rows and len(run.ended_at) < len(arrivals):
+        if not plan.num_rows and len(run.ended_at) < len(arrivals):
             now = max(now, gate.next_change())
     return _measure(run, arrivals)
 
@@ -197,13 +197,13 @@ def _submit(arrival: Arrival) -> Submit:
 def _seconds(plan: StepPlan, cost: CostModel) -> float:
     return cost.seconds(
         num_prefill_tokens=plan.num_prefill_tokens,
-        num_decodes=plan.num_decode_tokens,
-        decode_context_tokens=sum(row.start + 1 for row in plan.rows if row.is_decode),
+        num_decodes=plan.num_decodes,
+        decode_context_tokens=int(plan.decodes.positions.sum()) + plan.num_decodes,
     )
 
 
 def _result(plan: StepPlan) -> StepResult:
-    count = sum(row.samples for row in plan.rows)
+    count = plan.num_decodes + sum(row.samples for row in plan.prefills)
     return StepResult(
         token_ids=np.zeros(count, np.int32),
         failed=np.zeros(count, np.bool_),

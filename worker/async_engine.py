@@ -7,43 +7,16 @@ messages, no positions in streams and no policy. All methods belong to the event
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import NewType, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from services.domain.errors import ServeError, WorkerLost
 from services.domain.generation import FinishReason, Usage
 from services.domain.ids import RequestKey, TenantId
-from worker.engine.batch import TopLogprobs
 from worker.engine.commands import Cancel, Command, FinishChoice, SnapshotKv, Submit
 from worker.engine.kv_events import Stored
 from worker.engine.outputs import Ended, Event, Preempted, Refused, StepOutputs, StepStats
-
-SessionId = NewType("SessionId", int)
-"""One gateway session of this process, from 1; never used again."""
-
-HANDLE_BITS = 32
-HANDLE_MASK = (1 << HANDLE_BITS) - 1
-NAN = float("nan")
-
-
-@dataclass(slots=True)
-class GatewayStep:
-    """What one step made for one gateway, as parallel arrays.
-
-    `handles` are the gateway's own; those in `events` still carry the session in their high bits.
-    """
-
-    step: int
-    handles: list[int] = field(default_factory=list)
-    choices: list[int] = field(default_factory=list)
-    first_positions: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    """Empty, or parallel to `token_ids`; NaN where not asked for."""
-    tops: list[tuple[int, TopLogprobs]] = field(default_factory=list)
-    """Index into `token_ids` and its alternatives."""
-    events: list[Event] = field(default_factory=list)
+from worker.gateway_step import GatewayStep, SessionId, session_of, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +105,7 @@ class AsyncEngine:
         """
         if self._sinks.pop(session, None) is None:
             return 0
-        handles = [handle for handle in self._live if handle >> HANDLE_BITS == session]
+        handles = [handle for handle in self._live if session_of(handle) == session]
         for handle in handles:
             self._post(Cancel(handle))
         return len(handles)
@@ -257,52 +230,9 @@ class AsyncEngine:
             self._idle.set()
 
     def _deliver_event(self, event: Event) -> None:
-        sink = self._sinks.get(SessionId(event.handle >> HANDLE_BITS))
+        sink = self._sinks.get(session_of(event.handle))
         if sink is not None:
             sink(GatewayStep(step=self.last.step if self.last else 0, events=[event]))
-
-
-def handle_in(session: SessionId, handle: int) -> int:
-    """Return the process-wide handle of a gateway's own u32 handle."""
-    return session << HANDLE_BITS | handle
-
-
-def split(outputs: StepOutputs) -> dict[SessionId, GatewayStep]:
-    """Sort one step's tokens and events by gateway session. The only per-token code on this side."""
-    steps: dict[SessionId, GatewayStep] = {}
-    number = outputs.stats.step
-    for handle, choice, first_position, token_ids, logprobs, top in outputs.tokens:
-        session = SessionId(handle >> HANDLE_BITS)
-        step = steps.get(session)
-        if step is None:
-            step = steps[session] = GatewayStep(number)
-        num_tokens = len(token_ids)
-        if logprobs is not None or step.logprobs:
-            _add_logprobs(step, num_tokens, logprobs, top)
-        step.handles.append(handle & HANDLE_MASK)
-        step.choices.append(choice)
-        step.first_positions.append(first_position)
-        step.counts.append(num_tokens)
-        step.token_ids += token_ids
-    for event in outputs.events:
-        session = SessionId(event.handle >> HANDLE_BITS)
-        step = steps.get(session)
-        if step is None:
-            step = steps[session] = GatewayStep(number)
-        step.events.append(event)
-    return steps
-
-
-def _add_logprobs(
-    step: GatewayStep,
-    num_tokens: int,
-    logprobs: tuple[float, ...] | None,
-    tops: tuple[TopLogprobs, ...] | None,
-) -> None:
-    start = len(step.token_ids)
-    step.logprobs += [NAN] * (start - len(step.logprobs))
-    step.logprobs += logprobs if logprobs is not None else [NAN] * num_tokens
-    step.tops += [(start + index, top) for index, top in enumerate(tops or ())]
 
 
 def _ended_by(request: LiveRequest, error: ServeError) -> Ended:

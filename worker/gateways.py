@@ -13,7 +13,8 @@ import structlog
 from services.chassis.stream import DEAD_AFTER_S, Outbox
 from services.domain.errors import StaleAttempt
 from services.domain.ids import Epoch, GatewayId
-from worker.async_engine import AsyncEngine, GatewayStep, SessionId
+from worker.async_engine import AsyncEngine
+from worker.gateway_step import GatewayStep, SessionId
 from worker.resend_buffer import ResendBuffer
 from worker.step_joiner import StepJoiner
 

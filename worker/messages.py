@@ -9,9 +9,9 @@ from services.domain.errors import InvalidField
 from services.domain.generation import Band, StopParams
 from services.domain.ids import RequestKey, TenantId
 from services.rpc import convert
-from worker.async_engine import HANDLE_MASK, GatewayStep
 from worker.engine.commands import Submit
 from worker.engine.outputs import Accepted, ChoiceEnded, Ended, Event, Preempted, Refused, Started
+from worker.gateway_step import HANDLE_MASK, GatewayStep
 
 MAX_NAME_CHARS = 256
 MAX_SALT_BYTES = 64
@@ -69,16 +69,17 @@ def _band_from_pb(band: types_pb2.Band) -> Band:
 
 def step_to_pb(step: GatewayStep) -> pb.StepOutputs:
     """Write one step of one gateway; the arrays go in as they are."""
+    tokens = step.tokens
     outputs = pb.StepOutputs(
         step=step.step,
-        handles=step.handles,
-        choices=step.choices,
-        first_position=step.first_positions,
-        counts=step.counts,
-        token_ids=step.token_ids,
-        logprobs=step.logprobs,
+        handles=[handle & HANDLE_MASK for handle in tokens.handles],
+        choices=tokens.choices,
+        first_position=tokens.first_positions,
+        counts=tokens.counts,
+        token_ids=tokens.token_ids,
+        logprobs=tokens.logprobs,
     )
-    for index, top in step.tops:
+    for index, top in tokens.tops:
         outputs.tops.add(index=index, token_ids=top.token_ids, logprobs=top.logprobs)
     for event in step.events:
         _add_event(outputs.events.add(handle=event.handle & HANDLE_MASK), event)

@@ -16,9 +16,10 @@ from services.domain.errors import InvalidField, NoWorker, ServeError, StaleAtte
 from services.domain.ids import Epoch, GatewayId
 from services.rpc import convert
 from services.rpc.worker_facts import WorkerFacts
-from worker.async_engine import AsyncEngine, GatewayStep, SessionId, handle_in
+from worker.async_engine import AsyncEngine
 from worker.engine.outputs import StepOutputs
 from worker.executors.base import ModelProfile
+from worker.gateway_step import GatewayStep, SessionId, handle_in
 from worker.gateways import MAX_UNCONFIRMED, Gateways, GatewaySession
 from worker.messages import step_to_pb, submit_from_pb
 from worker.placements import PlacementBook

@@ -5,28 +5,13 @@ to there. Knows values, no messages; the order inside one choice is kept.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from worker.async_engine import HANDLE_MASK, NAN, GatewayStep
-from worker.engine.batch import TopLogprobs
-from worker.engine.outputs import Event
+from worker.engine.step_tokens import StepTokens, join
+from worker.gateway_step import GatewayStep
 
 JOIN_S = 0.025
 """Seconds that a token may wait for further ones; a caller sees text so often."""
-
-
-class _Run:
-    """Consecutive tokens of one choice that wait."""
-
-    __slots__ = ("first_position", "ids", "logprobs", "tops")
-
-    def __init__(self, first_position: int) -> None:
-        self.first_position = first_position
-        self.ids: list[int] = []
-        self.logprobs: list[float] = []
-        """Empty, or parallel to `ids`."""
-        self.tops: list[tuple[int, TopLogprobs]] = []
-        """Index into `ids` and its alternatives."""
 
 
 class StepJoiner:
@@ -38,64 +23,56 @@ class StepJoiner:
 
     def __init__(self, send: Callable[[GatewayStep], None]) -> None:
         self._send = send
-        self._runs: dict[int, dict[int, _Run]] = {}
-        """By handle and choice."""
+        self._kept: list[StepTokens] = []
+        self._num_gone: dict[int, int] = {}
+        """By handle, of how many of the kept steps its tokens have gone out already."""
         self._step = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, step: GatewayStep) -> None:
         """Take a step: send what is urgent in it, keep the rest for a moment."""
-        self._step = step.step
-        urgent = dict.fromkeys(event.handle & HANDLE_MASK for event in step.events)
-        start, tops = 0, iter(step.tops)
-        top = next(tops, None)
-        for handle, choice, first_position, count in zip(
-            step.handles, step.choices, step.first_positions, step.counts, strict=True
-        ):
-            end = start + count
-            if first_position == 0:
-                urgent[handle] = None
-            choices = self._runs.setdefault(handle, {})
-            run = choices.get(choice)
-            if run is None:
-                run = choices[choice] = _Run(first_position)
-            if step.logprobs:
-                run.logprobs += [NAN] * (len(run.ids) - len(run.logprobs)) + step.logprobs[start:end]
-                while top is not None and top[0] < end:
-                    run.tops.append((len(run.ids) + top[0] - start, top[1]))
-                    top = next(tops, None)
-            elif run.logprobs:
-                run.logprobs += [NAN] * count
-            run.ids += step.token_ids[start:end]
-            start = end
+        self._step, tokens = step.step, step.tokens
+        if tokens.handles:
+            self._kept.append(tokens)
+        # Most steps hold nothing urgent: then nothing is done for each row until the timer.
+        urgent = {event.handle for event in step.events}
+        if 0 in tokens.first_positions:
+            firsts = zip(tokens.handles, tokens.first_positions, strict=True)
+            urgent.update(handle for handle, first in firsts if first == 0)
         if urgent:
-            self._flush(urgent, step.events)
-        if self._runs and self._timer is None:
+            joined = self._join(urgent)
+            self._num_gone.update(dict.fromkeys(urgent, len(self._kept)))
+            self._send(GatewayStep(self._step, joined, step.events))
+        if self._kept and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(JOIN_S, self._on_timer)
 
     def close(self) -> None:
         """Send nothing more. Idempotent."""
-        self._runs.clear()
+        self._kept.clear()
         if self._timer is not None:
             self._timer.cancel()
 
     def _on_timer(self) -> None:
         self._timer = None
-        if self._runs:
-            self._flush(tuple(self._runs), [])
+        if not self._kept:
+            return
+        joined = self._join(None)
+        self._kept.clear()
+        self._num_gone.clear()
+        if joined.handles:
+            self._send(GatewayStep(self._step, joined))
 
-    def _flush(self, handles: Iterable[int], events: list[Event]) -> None:
-        joined = GatewayStep(self._step, events=events)
-        for handle in handles:
-            for choice, run in self._runs.pop(handle, {}).items():
-                start = len(joined.token_ids)
-                if run.logprobs or joined.logprobs:
-                    joined.logprobs += [NAN] * (start - len(joined.logprobs))
-                    joined.logprobs += run.logprobs or [NAN] * len(run.ids)
-                    joined.tops += [(start + index, top) for index, top in run.tops]
-                joined.handles.append(handle)
-                joined.choices.append(choice)
-                joined.first_positions.append(run.first_position)
-                joined.counts.append(len(run.ids))
-                joined.token_ids += run.ids
-        self._send(joined)
+    def _join(self, handles: set[int] | None) -> StepTokens:
+        """Join what has not gone out, of some handles or of all."""
+        if handles is None and not self._num_gone:
+            return join(self._kept)
+        num_gone = self._num_gone
+        rows = [
+            [
+                row
+                for row, handle in enumerate(tokens.handles)
+                if number >= num_gone.get(handle, 0) and (handles is None or handle in handles)
+            ]
+            for number, tokens in enumerate(self._kept)
+        ]
+        return join(self._kept, rows)

@@ -86,8 +86,8 @@ class StepLoop:
         scheduler = self._scheduler
         # 2. Plan: ends, starts, preemptions, rows.
         plan = scheduler.plan(self._clock())
-        self._may_go_on = bool(plan.rows)
-        if not plan.rows:
+        self._may_go_on = plan.num_rows > 0
+        if not plan.num_rows:
             # 3. Nothing to compute: tell what there is to tell (the first time also that we are here).
             outputs = scheduler.apply(plan, None, self._clock())
             if plan.has_outputs or is_first:

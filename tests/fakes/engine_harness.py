@@ -1,7 +1,7 @@
 """Drives a real step scheduler over a KV-checking executor in virtual time, and remembers what it says."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from services.domain.generation import Band, FinishReason, Limits, SamplingParams, StopParams
 from services.domain.ids import RequestId, RequestKey, TenantId
@@ -13,6 +13,7 @@ from worker.engine.config import EngineConfig
 from worker.engine.outputs import ChoiceEnded, Ended, Refused, Started, StepOutputs
 from worker.engine.step_plan import StepPlan
 from worker.engine.step_scheduler import StepScheduler
+from worker.engine.step_tokens import StepTokens
 from worker.executors.sim import SimConfig
 
 STEP_S = 0.01
@@ -77,6 +78,17 @@ def kv_checking_config(page_size: int) -> SimConfig:
     return SimConfig(vocab_size=1000, time_scale=0, page_size=page_size)
 
 
+def rows_of(tokens: StepTokens) -> Iterator[tuple[int, int, int, list[int]]]:
+    """Yield (handle, choice, first position, ids) of each row."""
+    start = 0
+    columns = (tokens.handles, tokens.choices, tokens.first_positions, tokens.counts)
+    for handle, choice, first_position, count in zip(*columns, strict=True):
+        yield handle, choice, first_position, tokens.token_ids[start : start + count]
+        start += count
+    assert start == len(tokens.token_ids)
+    assert len(tokens.logprobs) in (0, start)
+
+
 class EngineHarness:
     """One engine, step by step."""
 
@@ -107,9 +119,11 @@ class EngineHarness:
         self.now += STEP_S
         plan = self.scheduler.plan(self.now)
         self.scheduler.pool.check()
-        result = self.executor.execute(build_batch(plan)) if plan.rows else None
+        plan.decodes.check()
+        result = self.executor.execute(build_batch(plan)) if plan.num_rows else None
         self.record(self.scheduler.apply(plan, result, self.now, STEP_S))
         self.scheduler.pool.check()
+        plan.decodes.check()
         return plan
 
     def steps(self, count: int) -> None:
@@ -126,13 +140,13 @@ class EngineHarness:
 
     def record(self, outputs: StepOutputs) -> None:
         self.last = outputs
-        for out in outputs.tokens:
-            key = (out.handle, out.choice)
+        for handle, choice, first_position, token_ids in rows_of(outputs.tokens):
+            key = (handle, choice)
             assert key not in self.reasons, "no token after the choice's end"
-            assert out.handle not in self.ended, "no token after the request's end"
-            assert out.first_position == len(self.tokens[key]), "positions have no gap and no repeat"
-            self.tokens[key] += out.token_ids
-            self.token_times[out.handle].append(self.now)
+            assert handle not in self.ended, "no token after the request's end"
+            assert first_position == len(self.tokens[key]), "positions have no gap and no repeat"
+            self.tokens[key] += token_ids
+            self.token_times[handle].append(self.now)
         for event in outputs.events:
             match event:
                 case Started():

@@ -39,6 +39,8 @@ class Admission:
     def admit(self, budget: int, step: int, now: float) -> Admissions:
         """Start whoever may start before this step. `budget`: prefill tokens of the step."""
         result = Admissions()
+        if not self._seating.prefilling and not self._seating.line:
+            return result
         blocked: list[WaitingEntry] = []
         tenants_at_slice: set[TenantId] = set()
         if not self._start_seated(result, step, now) or self._is_full():
@@ -80,7 +82,7 @@ class Admission:
 
     def _start_seated(self, result: Admissions, step: int, now: float) -> bool:
         """Start members of seated groups; return False when one lacks pages, so that nobody passes it."""
-        for sequence in list(self._seating.seated):
+        for sequence in self._seating.prefilling:
             if sequence.state is PREFIX_WAIT:
                 outcome = self._seating.start(sequence, step, now)
                 if isinstance(outcome, SequenceStarted):
@@ -96,7 +98,7 @@ class Admission:
         there is a fixed number. So started prefills hold few pages without progress, and a short prompt
         starts beside any number of long ones.
         """
-        left = [seq.num_tokens - seq.num_computed for seq in self._seating.seated if seq.state is PREFILL]
+        left = [seq.num_tokens - seq.num_computed for seq in self._seating.prefilling if seq.state is PREFILL]
         own = entry.sequences[0].num_tokens
         if own > budget:
             cached = self._seating.pool.match(entry.sequences[0].reusable_pages())

@@ -5,7 +5,6 @@ Knows nothing of requests, tenants or why a row is in the step.
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +14,12 @@ from services.domain.generation import SamplingParams
 Int32 = NDArray[np.int32]
 
 
-class SampleRow(NamedTuple):
-    """How to draw the token that follows one output row. A tuple: made for each of them in each step."""
+@dataclass(slots=True)
+class SampleRow:
+    """How to draw the token that follows one output row.
+
+    Its sequence makes it once and moves it on after each step: whoever draws only reads it, keeping nothing.
+    """
 
     params: SamplingParams
     choice: int

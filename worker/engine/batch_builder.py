@@ -2,61 +2,54 @@
 
 import numpy as np
 
-from worker.engine.batch import Batch, SampleRow
-from worker.engine.sequence import Sequence
+from worker.engine.batch import Batch, Int32
 from worker.engine.step_plan import StepPlan
-
-_NOTHING: frozenset[int] = frozenset()
 
 
 def build_batch(plan: StepPlan) -> Batch:
-    """Return the batch of a plan that has rows."""
-    starts: list[int] = []
-    counts: list[int] = []
-    ids: list[int] = []
-    tables: list[bytes] = []
-    out_rows: list[int] = []
-    sampling: list[SampleRow] = []
-    # One pass, whose cost is every step's: tuples are unpacked, and nothing is made twice.
-    for sequence, _, start, num_tokens, is_decode, samples in plan.rows:
-        starts.append(start)
-        counts.append(num_tokens)
-        if is_decode:
-            ids.append(sequence.output_ids[-1])
-        else:
-            ids.extend(sequence.ids(start, num_tokens))
-        tables.append(sequence.page_bytes())
-        if samples:
-            out_rows.append(len(ids) - 1)
-            sampling.append(_sample_row(sequence))
-    num_rows = len(counts)
+    """Return the batch of a plan that has rows. Its arrays change when the plan is applied."""
+    decodes, prefills = plan.decodes, plan.prefills
+    if not prefills:
+        return Batch(
+            ids=decodes.ids,
+            positions=decodes.positions,
+            query_start=decodes.query_start,
+            context_len=decodes.context_len,
+            page_table=decodes.page_table,
+            out_rows=decodes.query_start[:-1],
+            sampling=tuple(decodes.sample_rows),
+        )
+    num_decodes, num_rows = plan.num_decodes, plan.num_rows
+    counts = np.ones(num_rows, np.int32)
+    starts = np.empty(num_rows, np.int32)
+    starts[:num_decodes] = decodes.positions
+    for row, prefill in enumerate(prefills, num_decodes):
+        counts[row] = prefill.num_tokens
+        starts[row] = prefill.start
     query_start = np.zeros(num_rows + 1, np.int32)
     np.cumsum(counts, out=query_start[1:])
-    first = np.array(starts, np.int32)
+    chunks = [np.array(row.sequence.ids(row.start, row.num_tokens), np.int32) for row in prefills]
+    ids = np.concatenate([decodes.ids, *chunks])
     # Position = index in `ids` - where the sequence begins there + where it begins in the sequence.
-    positions = np.arange(len(ids), dtype=np.int32) + np.repeat(first - query_start[:-1], counts)
-    width = max(map(len, tables))
-    # Bytes joined once: a sixth of the cost of filling an array row by row.
-    table = bytearray().join([pages.ljust(width, b"\0") for pages in tables])
+    positions = np.arange(len(ids), dtype=np.int32) + np.repeat(starts - query_start[:-1], counts)
+    samples = [True] * num_decodes + [row.samples for row in prefills]
+    sampling = [*decodes.sample_rows, *(row.sequence.sample_row for row in prefills if row.samples)]
     return Batch(
-        ids=np.array(ids, np.int32),
-        positions=positions.astype(np.int32, copy=False),
+        ids=ids,
+        positions=positions,
         query_start=query_start,
-        context_len=first + np.array(counts, np.int32),
-        page_table=np.frombuffer(table, np.int32).reshape(num_rows, width // 4),
-        out_rows=np.array(out_rows, np.int32),
+        context_len=starts + counts,
+        page_table=_page_table(plan),
+        out_rows=(query_start[1:] - 1)[samples],
         sampling=tuple(sampling),
     )
 
 
-def _sample_row(sequence: Sequence) -> SampleRow:
-    stop = sequence.request.stop
-    position = len(sequence.output_ids)
-    return SampleRow(
-        sequence.request.sampling,
-        sequence.choice,
-        position,
-        sequence.prompt_ids,
-        sequence.output_ids,
-        stop.stop_token_ids if position < stop.min_output_tokens else _NOTHING,
-    )
+def _page_table(plan: StepPlan) -> Int32:
+    decoding = plan.decodes.page_table
+    width = max(decoding.shape[1], *(len(row.sequence.pages) for row in plan.prefills))
+    table = np.zeros((plan.num_rows, width), np.int32)
+    table[: plan.num_decodes, : decoding.shape[1]] = decoding
+    for row, prefill in enumerate(plan.prefills, plan.num_decodes):
+        table[row, : len(prefill.sequence.pages)] = prefill.sequence.pages
+    return table

@@ -3,6 +3,8 @@
 Knows the registry of live requests and what each one holds; knows nothing of steps or rows.
 """
 
+from math import inf
+
 from services.domain.errors import Draining, ErrorDetail, QueueFull, ServeError, StaleAttempt
 from services.domain.generation import FinishReason
 from worker.engine.commands import (
@@ -34,6 +36,8 @@ class Intake:
         self._seating = seating
         self._report = report
         self.live = LiveRequests()
+        self._no_end_before = inf
+        """No limit runs out earlier: limits of a live request only fall away, so it is looked at rarely."""
         self.is_draining = False
         self.num_taken = 0
         """Submits that were not attachments: each has used up one grant."""
@@ -60,8 +64,11 @@ class Intake:
 
     def expire(self, now: float) -> None:
         """End every request of which a limit has run out, before anything is computed for it."""
+        if now < self._no_end_before:
+            return
         for request in [request for request in self.live if request.deadline <= now]:
             self.end_request(request, now, error=request.expiry())
+        self._no_end_before = min((request.deadline for request in self.live), default=inf)
 
     def end_sequence(self, sequence: Sequence, reason: FinishReason, now: float) -> None:
         """End one choice well; the request ends with its last one."""
@@ -106,6 +113,7 @@ class Intake:
             return
         request = Request(submit, arrival=self.num_taken, now=now, page_size=self._config.page_size)
         self.live.add(request)
+        self._no_end_before = min(self._no_end_before, request.deadline)
         self._report.tell(Accepted(request.handle, request.key))
         self._take_over_ends(request, submit, now)
         waiting = request.live_sequences
@@ -133,6 +141,9 @@ class Intake:
     def _attach(self, request: Request, submit: Submit) -> None:
         """Let outputs go to a new handle, from where its side has got to."""
         self.live.rename(request, submit.handle)
+        for sequence in request.sequences:
+            if sequence.row is not None:
+                self._seating.decodes.rename(sequence)
         self._report.tell(Accepted(request.handle, request.key))
         if request.started_at is not None:
             self._report.tell(Started(request.handle, request.key, request.cached_tokens))

@@ -3,8 +3,8 @@
 Knows nothing of sequence numbers or of who listens: the sender numbers events in the order given here.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from services.domain.ids import BlockHash, TenantId
 
@@ -20,9 +20,8 @@ class RemovalReason(StrEnum):
     """The request that computed it turned out to give NaN."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A full block's KV is in a page that is full, and may be reused with it."""
+class Stored(NamedTuple):
+    """A full block's KV is in a page that is full, and may be reused with it. A tuple: one for each block."""
 
     hash: BlockHash
     parent: BlockHash | None
@@ -33,9 +32,8 @@ class Stored:
     """Index of the block in its sequence, from 0: it ends at token `(depth + 1) * BLOCK_SIZE`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """A published block can no longer be reused."""
+class Removed(NamedTuple):
+    """A published block can no longer be reused. A tuple: one for each block."""
 
     hash: BlockHash
     tenant: TenantId

@@ -5,31 +5,13 @@ Knows nothing of connections: everything is addressed by the handle of its `Subm
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from services.domain.errors import ServeError
 from services.domain.generation import FinishReason, Usage
 from services.domain.ids import RequestKey, TenantId
 from services.domain.slices import SlicesInForce
-from worker.engine.batch import TopLogprobs
 from worker.engine.kv_events import KvEvent
-
-
-class TokensOut(NamedTuple):
-    """Ids drawn for one choice. A stop id is among them (and counted); whoever makes text leaves it out.
-
-    A tuple: made for each sequence in each step.
-    """
-
-    handle: int
-    choice: int
-    first_position: int
-    """Index of `token_ids[0]` among the choice's output tokens, earlier attempts included."""
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...] | None = None
-    """Parallel to `token_ids`; None when not asked for (or, for ids of an earlier attempt, not known)."""
-    top: tuple[TopLogprobs, ...] | None = None
-    """Parallel to `token_ids`; None when no alternatives were asked for."""
+from worker.engine.step_tokens import StepTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +147,7 @@ class StepOutputs:
     For each handle Accepted comes first, and no token comes in a step after its ChoiceEnded or Ended.
     """
 
-    tokens: tuple[TokensOut, ...] = ()
+    tokens: StepTokens = field(default_factory=StepTokens)
     events: tuple[Event, ...] = ()
     kv_events: tuple[KvEvent, ...] = ()
     """In order. Inside one step no block is removed after it was stored, so a receiver may take every Removed

@@ -126,11 +126,13 @@ class PagePool:
         self, tenant: TenantId, num_new: int, shared: Sequence[PageId] = ()
     ) -> PoolShort | OverSlice | None:
         """Say what stands against `take` with the same arguments; None when nothing does."""
-        revived = sum(1 for page in shared if not self._pages[page].holders)
+        revived = sum(1 for page in shared if not self._pages[page].holders) if shared else 0
         missing = num_new + revived - self.num_available
         if missing > 0:
             return PoolShort(missing)
-        gained = num_new + sum(1 for page in shared if tenant not in self._pages[page].holders)
+        gained = num_new
+        if shared:
+            gained += sum(1 for page in shared if tenant not in self._pages[page].holders)
         over = self.held_by(tenant) + gained - self.slices.bound_of(tenant)
         if over > 0 and gained > 0:
             return OverSlice(over)

@@ -4,12 +4,13 @@ Knows nothing of why things happened: the step scheduler tells it.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from services.domain.ids import RequestKey, TenantId
 from services.domain.slices import SlicesInForce
 from worker.engine.batch import TopLogprobs
+from worker.engine.decode_rows import DecodeRows
 from worker.engine.outputs import (
     Ended,
     Event,
@@ -18,11 +19,11 @@ from worker.engine.outputs import (
     StepOutputs,
     StepStats,
     TenantUse,
-    TokensOut,
 )
 from worker.engine.page_pool import PagePool
 from worker.engine.request import Request
 from worker.engine.sequence import Sequence
+from worker.engine.step_tokens import StepTokens
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ class StepReport:
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
-        self._tokens: list[TokensOut] = []
+        self._tokens = StepTokens()
         self._events: list[Event] = []
         self._started: list[RequestKey] = []
         self._ended: list[Ended | Refused] = []
@@ -52,7 +53,7 @@ class StepReport:
 
     @property
     def is_empty(self) -> bool:
-        return not (self._tokens or self._events or self._slices)
+        return not (self._tokens.handles or self._events or self._slices)
 
     def tell(self, event: Event) -> None:
         """Add an event."""
@@ -76,40 +77,42 @@ class StepReport:
         if num_tokens > 0:
             self._use_of(tenant).uncached_tokens += num_tokens
 
-    def token(
-        self, sequence: Sequence, token_id: int, logprob: float | None, top: TopLogprobs | None
-    ) -> None:
-        """Add the token that a sequence has just been given (already among its output ids)."""
-        request = sequence.request
-        self._tokens.append(
-            TokensOut(
-                request.handle,
-                sequence.choice,
-                len(sequence.output_ids) - 1,
-                (token_id,),
-                None if logprob is None else (logprob,),
-                None if top is None else (top,),
-            )
-        )
+    def token(self, sequence: Sequence, logprob: float | None, top: TopLogprobs | None) -> None:
+        """Add the token that a sequence has just been given: the last of its output ids."""
+        request, position = sequence.request, len(sequence.output_ids) - 1
+        index = self._tokens.add(request.handle, sequence.choice, position, sequence.output_ids[position:])
+        if logprob is not None:
+            self._tokens.annotate(index, logprob, top)
         self._use_of(request.tenant).output_tokens += 1
+
+    def decoded(self, decodes: DecodeRows, asked: Iterable[tuple[int, float, TopLogprobs | None]]) -> None:
+        """Add the tokens that the generating sequences have just been given.
+
+        Args:
+            asked: Rows that asked for it, with the log-probability and alternatives of their token.
+        """
+        tokens, index = self._tokens, len(self._tokens.token_ids)
+        tokens.handles += decodes.handles
+        tokens.choices += decodes.choices
+        tokens.first_positions += decodes.output_positions.tolist()
+        tokens.counts += [1] * len(decodes)
+        tokens.token_ids += decodes.ids.tolist()
+        for row, logprob, top in asked:
+            tokens.annotate(index + row, logprob, top)
+        for tenant, num_tokens in decodes.num_of.items():
+            self._use_of(tenant).output_tokens += num_tokens
 
     def repeat(self, sequence: Sequence, first_position: int) -> None:
         """Give the tokens from `first_position` on once more, to somebody who has attached."""
-        token_ids = tuple(sequence.output_ids[first_position:])
+        token_ids = sequence.output_ids[first_position:]
         if not token_ids:
             return
-        logprobs = tuple(value for value in (sequence.logprobs or ())[first_position:] if value is not None)
-        top = tuple(value for value in (sequence.top or ())[first_position:] if value is not None)
-        self._tokens.append(
-            TokensOut(
-                sequence.request.handle,
-                sequence.choice,
-                first_position,
-                token_ids,
-                logprobs if len(logprobs) == len(token_ids) else None,
-                top if len(top) == len(token_ids) else None,
-            )
-        )
+        handle, choice = sequence.request.handle, sequence.choice
+        first = self._tokens.add(handle, choice, first_position, token_ids)
+        for index, logprob in enumerate((sequence.logprobs or ())[first_position:]):
+            if logprob is not None:
+                top = sequence.top[first_position + index] if sequence.top else None
+                self._tokens.annotate(first + index, logprob, top)
 
     def slices(self, waiting: Mapping[TenantId, tuple[int, float]], now: float) -> None:
         """Tell what is kept to of the slices, if that or what waits for a slice is not what was told last."""
@@ -132,7 +135,7 @@ class StepReport:
     def close(self, stats: StepStats) -> StepOutputs:
         """Return the step's outputs and begin the next one's."""
         outputs = StepOutputs(
-            tokens=tuple(self._tokens),
+            tokens=self._tokens.whole(),
             events=tuple(self._events),
             kv_events=tuple(self._pool.drain_events()),
             started=tuple(self._started),
@@ -142,7 +145,8 @@ class StepReport:
             slices=self._slices,
             stats=stats,
         )
-        self._tokens, self._events, self._started, self._ended = [], [], [], []
+        self._tokens = StepTokens()
+        self._events, self._started, self._ended = [], [], []
         self._used_now.clear()
         self._slices = None
         return outputs

@@ -12,6 +12,7 @@ from services.domain.block_hash import BLOCK_SIZE
 from services.domain.capacity import pages_for
 from services.domain.ids import TenantId
 from worker.engine.config import EngineConfig
+from worker.engine.decode_rows import DecodeRows
 from worker.engine.kv_events import Stored
 from worker.engine.page_pool import OverSlice, PagePool, PoolShort, Taken
 from worker.engine.preemption import choose_victim
@@ -45,6 +46,10 @@ class Seating:
         self.line = WaitingLine()
         self.seated: list[Sequence] = []
         """In the order in which they took their seats."""
+        self.decodes = DecodeRows(
+            config.max_sequences, page_size=config.page_size, headroom_pages=config.headroom_pages
+        )
+        """Those of them that generate."""
         self.ranks: Mapping[TenantId, float] = {}
 
     @property
@@ -77,11 +82,18 @@ class Seating:
     def num_free_seats(self) -> int:
         return self._config.max_sequences - len(self.seated)
 
+    @property
+    def prefilling(self) -> list[Sequence]:
+        """Those with a seat that do not generate yet, also when they wait for their prefix."""
+        if len(self.seated) == len(self.decodes):
+            return []
+        return [sequence for sequence in self.seated if sequence.row is None]
+
     def headroom(self, starting: Sequence | None = None) -> int:
         """Return the pages to leave for the growth of the running sequences and of one that starts."""
-        pages = 0
         most = self._config.headroom_pages
-        for sequence in self.seated:
+        pages = self.decodes.headroom
+        for sequence in self.prefilling:
             # One without pages has not started; one that holds its worst case has nothing left to grow.
             if sequence.pages and sequence is not starting:
                 left = sequence.max_pages - len(sequence.pages)
@@ -114,7 +126,6 @@ class Seating:
         sequence.num_published = sequence.num_found = len(shared)
         sequence.high_water = max(sequence.high_water, sequence.num_computed)
         sequence.reserved = reserve
-        sequence.run += 1
         sequence.skipped_steps = 0
         sequence.prefix_watch = None
         sequence.request.change_pages(num_pages, now)
@@ -131,7 +142,7 @@ class Seating:
         sequence.state = SequenceState.PREFIX_WAIT
 
     def grow(self, sequence: Sequence, now: float) -> list[Sequence]:
-        """Give a running sequence the page of its next token; return who was preempted for it.
+        """Give a generating sequence the page of its next token; return who was preempted for it.
 
         The sequence itself may be the victim: then it has no page and no seat.
         """
@@ -139,7 +150,8 @@ class Seating:
         while sequence.is_started:
             taken = self.pool.take(sequence.request.tenant, 1)
             if isinstance(taken, Taken):
-                sequence.pages.extend(taken.new_pages)
+                (page,) = taken.new_pages
+                self.decodes.add_page(sequence, page)
                 sequence.request.change_pages(1, now)
                 break
             # A tenant at its slice can only be helped by its own sequences. The sequence itself is always
@@ -154,6 +166,12 @@ class Seating:
             self.preempt(victim, now)
             victims.append(victim)
         return victims
+
+    def begin_decode(self, sequence: Sequence) -> None:
+        """Let a sequence generate: all its tokens but the one just drawn are computed."""
+        sequence.state = SequenceState.DECODE
+        self.leaders.resign(sequence)
+        self.decodes.add(sequence)
 
     def preempt(self, sequence: Sequence, now: float) -> None:
         """Take a started sequence's pages and seat; it waits to be computed again from its tokens."""
@@ -171,13 +189,17 @@ class Seating:
             self.seated.remove(sequence)
         else:
             self.line.discard(sequence)
+        if sequence.row is not None:
+            self.decodes.remove(sequence)
         self.leaders.resign(sequence)
+        sequence.request.computed_tokens += sequence.num_computed - sequence.num_found * self.pool.page_size
+        sequence.high_water = max(sequence.high_water, sequence.num_computed)
         if sequence.pages:
             self.pool.release(sequence.request.tenant, sequence.pages)
             sequence.request.change_pages(-len(sequence.pages), now)
             del sequence.pages[:]
         sequence.num_computed = 0
-        sequence.num_published = 0
+        sequence.num_published = sequence.num_found = 0
         sequence.reserved = False
 
     def publish(self, sequence: Sequence) -> None:
@@ -193,7 +215,11 @@ class Seating:
                 Stored(hashes[depth], hashes[depth - 1] if depth else None, request.tenant, depth)
                 for depth in range(index * per_page, (index + 1) * per_page)
             ]
-            sequence.pages[index] = self.pool.publish(sequence.pages[index], blocks)
+            page = self.pool.publish(sequence.pages[index], blocks)
+            if sequence.row is None:
+                sequence.pages[index] = page
+            elif page != sequence.pages[index]:
+                self.decodes.replace_page(sequence, index, page)
         sequence.num_published = num_full
 
     def withdraw(self, sequence: Sequence) -> None:

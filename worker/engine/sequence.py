@@ -4,17 +4,15 @@ Preemption, retry, resume and a cold start are one thing here: a sequence with f
 tokens. Knows nothing of other sequences, of the pool's rules or of why it runs.
 """
 
-from array import array
-from collections.abc import MutableSequence
 from collections.abc import Sequence as SequenceOf
 from enum import StrEnum
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from services.domain.block_hash import BLOCK_SIZE, hash_block
 from services.domain.capacity import pages_for
 from services.domain.generation import FinishReason
 from services.domain.ids import BlockHash
-from worker.engine.batch import TopLogprobs
+from worker.engine.batch import SampleRow, TopLogprobs
 from worker.engine.page_pool import PageId
 
 if TYPE_CHECKING:
@@ -43,7 +41,7 @@ class Sequence:
     """Tokens, progress and pages of one choice."""
 
     __slots__ = (
-        "_pages",
+        "_num_computed",
         "block_hashes",
         "choice",
         "finish_reason",
@@ -52,7 +50,6 @@ class Sequence:
         "logprobs",
         "max_pages",
         "may_wait_for_prefix",
-        "num_computed",
         "num_found",
         "num_published",
         "output_ids",
@@ -63,7 +60,8 @@ class Sequence:
         "prompt_ids",
         "request",
         "reserved",
-        "run",
+        "row",
+        "sample_row",
         "skipped_steps",
         "state",
         "top",
@@ -77,25 +75,22 @@ class Sequence:
         self.output_ids: list[int] = list(output_ids)
         self.block_hashes: list[BlockHash] = list(request.block_hashes)
         self.state = SequenceState.WAITING
-        self.num_computed = 0
-        """Tokens whose KV is in `pages`: counter and cache are one fact, changed only after a step."""
+        self._num_computed = 0
         self.high_water = 0
-        """Most tokens ever computed or found cached: below it is recomputation."""
+        """Most tokens computed or found cached by earlier runs: below it is recomputation."""
         self.num_found = 0
         """Leading pages that its last start took from the cache."""
         self.num_published = 0
         """Leading pages that the pool knows by name."""
-        self._pages = array("i")
-        # Typed as what it holds; an array, because each step's page table is copied from its bytes.
-        self.pages = cast(MutableSequence[PageId], self._pages)
+        self.pages: list[PageId] = []
+        self.row: int | None = None
+        """Its row among those that generate; None before and after."""
         max_stored = len(self.prompt_ids) + request.stop.max_output_tokens - 1
         self.max_pages = pages_for(max_stored, self.page_size)
         """Pages of the worst case: the KV of the last output token is never written."""
         self.reserved = False
         """Holds its worst case: needs no further page and is no victim."""
         self.preemptions = 0
-        self.run = 0
-        """Counts starts, so that a result meant for an earlier one is never applied."""
         self.skipped_steps = 0
         self.leading: list[BlockHash] = []
         """Names of pages that others may wait for while this one computes them."""
@@ -103,6 +98,15 @@ class Sequence:
         """While waiting: identity, progress and step of the leader when it was last seen to move."""
         self.may_wait_for_prefix = not request.cache_opt_out
         self.finish_reason: FinishReason | None = None
+        self.sample_row = SampleRow(
+            params=request.sampling,
+            choice=choice,
+            position=len(self.output_ids),
+            prompt_ids=self.prompt_ids,
+            output_ids=self.output_ids,
+            forbidden_ids=request.stop.stop_token_ids,
+        )
+        self.allow_stops()
         asked = request.sampling.num_logprobs
         self.logprobs: list[float | None] | None = None if asked is None else [None] * len(self.output_ids)
         self.top: list[TopLogprobs | None] | None = [None] * len(self.output_ids) if asked else None
@@ -110,6 +114,23 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens whose KV is in `pages`: counter and cache are one fact, changed only after a step."""
+        return self._num_computed if self.row is None else self.num_tokens - 1
+
+    @num_computed.setter
+    def num_computed(self, num_tokens: int) -> None:
+        assert self.row is None, "of a sequence that generates all tokens but the last are computed"
+        self._num_computed = num_tokens
+
+    @property
+    def num_free_tokens(self) -> int:
+        """Tokens it may draw before its minimum is reached, or its length."""
+        stop, num_output = self.request.stop, len(self.output_ids)
+        is_below = num_output < stop.min_output_tokens
+        return (stop.min_output_tokens if is_below else stop.max_output_tokens) - num_output
 
     @property
     def is_seated(self) -> bool:
@@ -120,9 +141,30 @@ class Sequence:
         """Holds pages and may be in the next step."""
         return self.state is DECODE or self.state is PREFILL
 
-    def page_bytes(self) -> bytes:
-        """Return the page ids as int32 in memory order."""
-        return self._pages.tobytes()
+    def end_row(self) -> None:
+        """Generate no more, for now or for ever."""
+        computed = self.num_computed
+        self.row = None
+        self.num_computed = computed
+
+    def add_token(self, token_id: int) -> None:
+        """Take a drawn token."""
+        self.output_ids.append(token_id)
+        self.sample_row.position += 1
+
+    def allow_stops(self) -> None:
+        """Let stop ids be drawn once there are enough tokens."""
+        if len(self.output_ids) >= self.request.stop.min_output_tokens:
+            self.sample_row.forbidden_ids = frozenset()
+
+    def add_logprob(self, logprob: float, top: TopLogprobs | None) -> tuple[float, TopLogprobs | None]:
+        """Note the log-probability of the token just added, and its alternatives where asked for."""
+        assert self.logprobs is not None, "only where it was asked for"
+        self.logprobs.append(logprob)
+        if self.top is None:
+            return logprob, None
+        self.top.append(top)
+        return logprob, top
 
     def ids(self, start: int, num_tokens: int) -> SequenceOf[int]:
         """Return `num_tokens` of prompt and output from position `start`."""
@@ -135,18 +177,18 @@ class Sequence:
         return [*self.prompt_ids[start:], *self.output_ids[: end - split]]
 
     def hashes(self, num_blocks: int) -> list[BlockHash]:
-        """Return the names of the first `num_blocks` full blocks, computing those not known yet."""
+        """Return the names of all full blocks known, the first `num_blocks` at least."""
         known = self.block_hashes
         while len(known) < num_blocks:
             block = self.ids(len(known) * BLOCK_SIZE, BLOCK_SIZE)
             previous = known[-1] if known else None
             known.append(hash_block(previous, block, salt=self.request.salt, adapter=self.request.adapter))
-        return known[:num_blocks]
+        return known
 
     def page_names(self, num_pages: int) -> list[BlockHash]:
         """Return the names of the first `num_pages` full pages: the hash of each one's last block."""
         per_page = self.page_size // BLOCK_SIZE
-        return self.hashes(num_pages * per_page)[per_page - 1 :: per_page]
+        return self.hashes(num_pages * per_page)[per_page - 1 : num_pages * per_page : per_page]
 
     def reusable_pages(self) -> list[BlockHash]:
         """Return the names of pages that a hit may take over: the last token is always computed again."""

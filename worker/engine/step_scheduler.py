@@ -5,24 +5,24 @@
 while a step reads or writes it. Reads no clock, knows nothing of threads, devices or streams.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 
 from services.domain.capacity import pages_for
-from services.domain.errors import BadRow, ErrorDetail, over_cap
+from services.domain.errors import over_cap
 from services.domain.ids import TenantId
 from worker.engine.admission import Admission, Admissions
 from worker.engine.batch import StepResult
 from worker.engine.commands import Command
 from worker.engine.config import EngineConfig
-from worker.engine.intake import Intake, finish_reason
+from worker.engine.intake import Intake
 from worker.engine.outputs import Preempted, StepOutputs, StepStats
 from worker.engine.page_pool import PagePool
 from worker.engine.prefill_order import share_prefill
+from worker.engine.progress import Progress
 from worker.engine.report import StepReport
 from worker.engine.seating import Seating
-from worker.engine.sequence import DECODE, PREFILL, SEATED, Sequence
-from worker.engine.step_plan import Row, StepPlan
+from worker.engine.sequence import DECODE, PREFILL, Sequence
+from worker.engine.step_plan import PrefillRow, StepPlan
 
 IDLE_SLACK_S = 1.0
 """Seconds that a cached page may outstay its time while nothing else happens."""
@@ -37,6 +37,7 @@ class StepScheduler:
         self._report = StepReport(self._seating.pool)
         self._intake = Intake(config, self._seating, self._report)
         self._admission = Admission(config, self._seating)
+        self._progress = Progress(self._seating, self._intake, self._report)
         self._inbox: list[Command] = []
         self._in_flight: StepPlan | None = None
         self._step = 0
@@ -92,10 +93,9 @@ class StepScheduler:
         # 2. Decode: everyone that generates gets its page; victims are known before any row exists.
         preempted = self._grow_decodes(now)
         # 3. Starts, within what decode leaves of the step.
-        num_decode = sum(1 for seq in self._seating.seated if seq.state is DECODE)
-        config = self._config
-        budget = config.max_step_tokens - num_decode
-        if num_decode:
+        config, decodes = self._config, self._seating.decodes
+        budget = config.max_step_tokens - len(decodes)
+        if decodes:
             budget = min(budget, config.max_prefill_tokens)
         admissions = self._admission.admit(budget, self._step, now)
         preempted += admissions.preempted
@@ -105,22 +105,17 @@ class StepScheduler:
         self._waits_for_room = admissions.waits_for_room
         self._at_slice = self._seating.waiting_for_slice
         self._report.slices(self._at_slice, now)
-        # 4. Rows: decode first, then prefill's shares.
-        rows = [
-            Row(seq, seq.run, seq.num_computed, 1, True, True)
-            for seq in self._seating.seated
-            if seq.state is DECODE
-        ]
-        num_decode = len(rows)
-        prefills = [seq for seq in self._seating.seated if seq.state is PREFILL]
+        # 4. Rows: all decodes, then prefill's shares.
+        rows: list[PrefillRow] = []
         num_prefill = 0
-        for seq, num_tokens in share_prefill(prefills, budget, config.max_prefill_skips):
+        started = [seq for seq in self._seating.prefilling if seq.state is PREFILL]
+        for seq, num_tokens in share_prefill(started, budget, config.max_prefill_skips):
             samples = seq.num_computed + num_tokens == seq.num_tokens
-            rows.append(Row(seq, seq.run, seq.num_computed, num_tokens, False, samples))
+            rows.append(PrefillRow(seq, seq.num_computed, num_tokens, samples))
             num_prefill += num_tokens
         has_outputs = has_freed or not self._report.is_empty
         self._in_flight = StepPlan(
-            self._step, tuple(rows), num_decode, num_prefill, tuple(preempted), has_outputs
+            self._step, decodes, len(decodes), tuple(rows), num_prefill, tuple(preempted), has_outputs
         )
         return self._in_flight
 
@@ -135,9 +130,9 @@ class StepScheduler:
         """
         assert plan is self._in_flight, "only the plan in flight can be applied"
         self._in_flight = None
-        if plan.rows:
+        if plan.num_rows:
             assert result is not None, "a plan with rows needs a result"
-            self._apply_rows(plan, result, now)
+            self._progress.make(plan, result, now)
         return self._report.close(self._stats(plan, step_s, now))
 
     # -- parts of plan --------------------------------------------------------------------------------------
@@ -145,11 +140,8 @@ class StepScheduler:
     def _grow_decodes(self, now: float) -> list[Sequence]:
         """Give each generating sequence the page of its next token, the most important first."""
         page_size = self._config.page_size
-        growing = [
-            seq
-            for seq in self._seating.seated
-            if seq.state is DECODE and len(seq.pages) * page_size <= seq.num_computed
-        ]
+        starting = self._seating.decodes.at_page_start
+        growing = [seq for seq in starting if len(seq.pages) * page_size <= seq.num_computed]
         if len(growing) > 1:
             growing.sort(key=lambda seq: (seq.request.band, seq.request.arrival))
         preempted: list[Sequence] = []
@@ -174,77 +166,16 @@ class StepScheduler:
 
     # -- parts of apply -------------------------------------------------------------------------------------
 
-    def _apply_rows(self, plan: StepPlan, result: StepResult, now: float) -> None:
-        token_ids: list[int] = result.token_ids.tolist()
-        failed: list[bool] = result.failed.tolist()
-        out = 0
-        for row in plan.rows:
-            seq, run, _, _, _, samples = row
-            index = out
-            out += samples
-            if seq.run != run or not seq.is_started:
-                # A sibling's bad row has ended its request in this very loop.
-                continue
-            if samples and failed[index]:
-                # Its keys and values may be as bad as its logits: nothing of this step is published, and
-                # what earlier chunks have published is withdrawn.
-                self._seating.withdraw(seq)
-                usage = ErrorDetail(usage=seq.request.usage)
-                error = BadRow("the model produced no usable distribution", usage)
-                self._intake.end_request(seq.request, now, error=error)
-                continue
-            self._advance(row)
-            if samples:
-                self._take_token(seq, token_ids[index], index, result, now)
-
-    def _advance(self, row: Row) -> None:
-        """Record that a row's tokens are computed, and publish the pages they fill."""
-        seq, _, start, num_tokens, is_decode, _ = row
-        request = seq.request
-        end = start + num_tokens
-        seq.num_computed = end
-        request.computed_tokens += num_tokens
-        page_size = self._config.page_size
-        num_entered = -(-end // page_size) - -(-start // page_size)
-        if num_entered:
-            self.pool.transitions["decode" if is_decode else "prefill"] += num_entered
-        if not is_decode:
-            fresh = min(end, len(seq.prompt_ids)) - max(start, seq.high_water)
-            self._report.prompt_computed(request.tenant, fresh)
-        if end > seq.high_water:
-            seq.high_water = end
-        if end // page_size > seq.num_published:
-            self._seating.publish(seq)
-
-    def _take_token(self, seq: Sequence, token_id: int, index: int, result: StepResult, now: float) -> None:
-        if seq.state is PREFILL:
-            seq.state = DECODE
-            self._seating.leaders.resign(seq)
-        request = seq.request
-        if request.first_token_at is None:
-            request.first_token_at = now
-        seq.output_ids.append(token_id)
-        logprob = top = None
-        if seq.logprobs is not None:
-            logprob = float(result.logprobs[index])
-            seq.logprobs.append(logprob)
-            if seq.top is not None:
-                top = result.top[index]
-                seq.top.append(top)
-        self._report.token(seq, token_id, logprob, top)
-        reason = finish_reason(seq)
-        if reason is not None:
-            self._intake.end_sequence(seq, reason, now)
-
     def _stats(self, plan: StepPlan, step_s: float, now: float) -> StepStats:
         seating, pool = self._seating, self.pool
-        seated = [seq.state for seq in seating.seated]
-        states = Counter({state.value: seated.count(state) for state in SEATED if state in seated})
+        states: dict[str, int] = {DECODE: len(seating.decodes)} if seating.decodes else {}
+        for seq in seating.prefilling:
+            states[seq.state] = states.get(seq.state, 0) + 1
         waiting_tokens = 0
         oldest = now
         for entry in seating.line:
             for seq in entry.sequences:
-                states[seq.state.value] += 1
+                states[seq.state] = states.get(seq.state, 0) + 1
                 waiting_tokens += seq.num_tokens
             oldest = min(oldest, entry.request.submitted_at)
         transitions, prefix_tokens, failures, unknown_cancels = self._report.step_counters()
@@ -252,9 +183,9 @@ class StepScheduler:
         return StepStats(
             step=plan.step,
             step_s=step_s,
-            num_rows=len(plan.rows),
+            num_rows=plan.num_rows,
             num_prefill_tokens=plan.num_prefill_tokens,
-            num_decode_tokens=plan.num_decode_tokens,
+            num_decode_tokens=plan.num_decodes,
             waiting=seating.line.num_sequences,
             running=len(seating.seated),
             states=states,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import log
+from struct import Struct
 from threading import Event
 from zlib import crc32
 
@@ -47,6 +48,10 @@ class CostModel:
 
     def step_seconds(self, batch: Batch) -> float:
         """Return how long `batch` takes; a sequence with one token in the step counts as decoding."""
+        num_decodes = len(batch.context_len)
+        if num_decodes == len(batch.ids):
+            tokens = int(batch.context_len.sum())
+            return self.seconds(num_prefill_tokens=0, num_decodes=num_decodes, decode_context_tokens=tokens)
         counts = np.diff(batch.query_start)
         decodes = counts == 1
         num_decodes = int(decodes.sum())
@@ -94,6 +99,10 @@ class SimFaults:
 
     def __post_init__(self) -> None:
         self.running.set()
+
+
+_PLACE = Struct("<QIII")
+"""Seed, choice, position and last token of a row."""
 
 
 class SimExecutor:
@@ -169,36 +178,36 @@ class SimExecutor:
         failed = np.zeros(len(rows), np.bool_)
         logprobs = np.zeros(len(rows), np.float32)
         top: list[TopLogprobs | None] = [None] * len(rows)
-        palette = self._palette
+        palette, size = self._palette, len(self._palette)
         bad_token = self.faults.bad_token
         for i, row in enumerate(rows):
-            if bad_token is not None and bad_token in row.prompt_ids:
+            prompt_ids, output_ids = row.prompt_ids, row.output_ids
+            if bad_token is not None and bad_token in prompt_ids:
                 failed[i] = True
                 continue
-            index = self._index(row)
+            params = row.params
+            last = output_ids[-1] if output_ids else 0
+            place = _PLACE.pack(params.seed, row.choice, row.position, last)
+            index = crc32(place, self._prompt_digest(prompt_ids)) % size
+            if row.forbidden_ids:
+                index = self._first_allowed(index, row.forbidden_ids)
             token_ids[i] = palette[index]
-            if row.params.num_logprobs is not None:
-                logprobs[i] = logprob = -log(len(palette))
-                num_top = min(row.params.num_logprobs, len(palette))
+            if params.num_logprobs is not None:
+                logprobs[i] = logprob = -log(size)
+                num_top = min(params.num_logprobs, size)
                 if num_top:
-                    ids = tuple(palette[(index + k) % len(palette)] for k in range(num_top))
+                    ids = tuple(palette[(index + k) % size] for k in range(num_top))
                     top[i] = TopLogprobs(ids, (logprob,) * num_top)
         drawn = np.array(token_ids, np.int32)
         return StepResult(token_ids=drawn, failed=failed, logprobs=logprobs, top=tuple(top))
 
-    def _index(self, row: SampleRow) -> int:
-        """Return the place in the palette of the row's next token."""
-        params, choice, position, prompt_ids, output_ids, forbidden_ids = row
-        last = output_ids[-1] if output_ids else 0
-        place = f"{params.seed},{choice},{position},{last}".encode()
-        palette = self._palette
-        index = crc32(place, self._prompt_digest(prompt_ids)) % len(palette)
-        if forbidden_ids:
-            for _ in range(len(palette)):
-                if palette[index] not in forbidden_ids:
-                    break
-                index = (index + 1) % len(palette)
-        return index
+    def _first_allowed(self, index: int, forbidden_ids: frozenset[int]) -> int:
+        """Return the first place in the palette from `index` on whose id may be drawn; `index` if none."""
+        size = len(self._palette)
+        allowed = (
+            i % size for i in range(index, index + size) if self._palette[i % size] not in forbidden_ids
+        )
+        return next(allowed, index)
 
     def _prompt_digest(self, prompt_ids: Sequence[int]) -> int:
         """Return a digest of the prompt, remembered by identity: a prompt is hashed once, not per token."""

@@ -72,7 +72,8 @@ def test_a_higher_band_takes_pages_from_a_lower_one_and_the_plan_stays_whole() -
     plan = engine.step()
     assert 10 in engine.started
     assert plan.preempted
-    assert not {id(seq) for seq in plan.preempted} & {id(row.sequence) for row in plan.rows}
+    in_step = [*plan.decodes.sequences, *(row.sequence for row in plan.prefills)]
+    assert not {id(seq) for seq in plan.preempted} & {id(seq) for seq in in_step}
     assert engine.last is not None
     assert any(isinstance(event, Preempted) for event in engine.last.events)
     engine.run()

@@ -22,7 +22,7 @@ def test_aborts_that_land_inside_a_step_leave_no_zombie() -> None:
     for handle in range(300):
         engine.post(submit(handle, prompt(rng.randrange(1, 60), handle), max_output=rng.randrange(1, 12)))
         plan = engine.scheduler.plan(engine.now)
-        result = engine.executor.execute(build_batch(plan)) if plan.rows else None
+        result = engine.executor.execute(build_batch(plan)) if plan.num_rows else None
         for victim in rng.sample(range(handle + 2), min(handle + 1, rng.randrange(3))):
             engine.post(Cancel(victim), Cancel(victim), Cancel(victim))
             cancelled.add(victim)

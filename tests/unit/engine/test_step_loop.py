@@ -64,8 +64,8 @@ def test_a_request_is_told_in_order_and_once(running: Running) -> None:
     seen = running.until(Ended, 1)
     events = [event for outputs in seen for event in outputs.events]
     assert [type(event) for event in events] == [Accepted, Started, ChoiceEnded, Ended]
-    tokens = [out for outputs in seen for out in outputs.tokens]
-    assert [out.first_position for out in tokens] == [0, 1, 2, 3, 4]
+    positions = [position for outputs in seen for position in outputs.tokens.first_positions]
+    assert positions == [0, 1, 2, 3, 4]
     assert [key for outputs in seen for key in outputs.started] == [events[0].key]  # type: ignore[union-attr]
     assert running.loop.stuck_s() == 0.0
 

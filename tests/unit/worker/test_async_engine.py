@@ -3,46 +3,58 @@
 import asyncio
 import math
 
+import pytest
+
 from services.domain.errors import WorkerLost
 from tests.unit.worker.engine_stand_in import HandSteps, Observed, ended, key, stats, submit
-from worker.async_engine import AsyncEngine, GatewayStep, SessionId, handle_in, split
+from worker.async_engine import AsyncEngine
 from worker.engine.batch import TopLogprobs
 from worker.engine.commands import Cancel
-from worker.engine.outputs import Accepted, Event, StepOutputs, TokensOut
+from worker.engine.outputs import Accepted, Event, StepOutputs
+from worker.engine.step_tokens import StepTokens
+from worker.gateway_step import GatewayStep, SessionId, handle_in, split
+from worker.messages import step_to_pb
 
 ONE, TWO = SessionId(1), SessionId(2)
 
 
-def tokens(session: SessionId, handle: int, *ids: int, **fields: object) -> TokensOut:
-    return TokensOut(handle_in(session, handle), 0, 5, ids, **fields)
+def row(tokens: StepTokens, session: SessionId, handle: int, *ids: int) -> int:
+    return tokens.add(handle_in(session, handle), 0, 5, ids)
 
 
 def test_a_step_is_split_by_gateway_with_its_arrays_parallel() -> None:
     event = Accepted(handle_in(TWO, 9), key(1))
-    outputs = StepOutputs(
-        tokens=(tokens(ONE, 7, 11, 12), tokens(TWO, 7, 13), tokens(ONE, 2**32 - 1, 14)),
-        events=(event,),
-        stats=stats(step=42),
-    )
-    steps = split(outputs)
-    assert steps[ONE] == GatewayStep(42, [7, 2**32 - 1], [0, 0], [5, 5], [2, 1], [11, 12, 14])
-    assert steps[TWO] == GatewayStep(42, [7], [0], [5], [1], [13], events=[event])
+    tokens, one, two = StepTokens(), StepTokens(), StepTokens()
+    row(tokens, ONE, 7, 11, 12)
+    row(tokens, TWO, 7, 13)
+    row(tokens, ONE, 2**32 - 1, 14)
+    row(one, ONE, 7, 11, 12)
+    row(one, ONE, 2**32 - 1, 14)
+    row(two, TWO, 7, 13)
+    steps = split(StepOutputs(tokens=tokens, events=(event,), stats=stats(step=42)))
+    assert steps == {ONE: GatewayStep(42, one), TWO: GatewayStep(42, two, [event])}
+    assert list(step_to_pb(steps[ONE]).handles) == [7, 2**32 - 1]
 
 
-def test_logprobs_are_nan_for_tokens_that_did_not_ask() -> None:
+@pytest.mark.parametrize("other", [ONE, TWO], ids=["one gateway", "two gateways"])
+def test_logprobs_are_nan_for_tokens_that_did_not_ask(other: SessionId) -> None:
     top = TopLogprobs((1, 2), (-0.5, -1.0))
-    outputs = StepOutputs(
-        tokens=(
-            tokens(ONE, 1, 11),
-            tokens(ONE, 2, 12, logprobs=(-0.5,), top=(top,)),
-            tokens(ONE, 3, 13, 14),
-        ),
-        stats=stats(),
-    )
-    step = split(outputs)[ONE]
-    assert [math.isnan(value) for value in step.logprobs] == [True, False, True, True]
-    assert step.tops == [(1, top)]
-    assert split(StepOutputs(tokens=(tokens(ONE, 1, 11),), stats=stats()))[ONE].logprobs == []
+    tokens = StepTokens()
+    row(tokens, ONE, 1, 11)
+    row(tokens, other, 4, 15)
+    tokens.annotate(row(tokens, ONE, 2, 12), -0.5, top)
+    row(tokens, ONE, 3, 13, 14)
+    given = split(StepOutputs(tokens=tokens.whole(), stats=stats()))[ONE].tokens
+    asked = given.token_ids.index(12)
+    assert [math.isnan(value) for value in given.logprobs] == [token_id != 12 for token_id in given.token_ids]
+    assert given.logprobs[asked] == -0.5
+    assert given.tops == [(asked, top)]
+
+
+def test_nobody_asked_for_logprobs() -> None:
+    tokens = StepTokens()
+    row(tokens, ONE, 1, 11)
+    assert split(StepOutputs(tokens=tokens.whole(), stats=stats()))[ONE].tokens.logprobs == []
 
 
 class Bench:

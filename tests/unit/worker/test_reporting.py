@@ -7,9 +7,10 @@ from services.domain.ids import BlockHash
 from services.domain.slices import NO_SLICES, SliceInForce, SlicesInForce
 from services.rpc.worker_scheduler_link import TokensUsed
 from tests.unit.worker.engine_stand_in import TENANT, HandSteps, Observed, ended, key, stats, submit
-from worker.async_engine import AsyncEngine, handle_in
+from worker.async_engine import AsyncEngine
 from worker.engine.kv_events import RemovalReason, Removed, Stored
 from worker.engine.outputs import Accepted, StepOutputs, TenantUse
+from worker.gateway_step import handle_in
 from worker.placements import PlacementBook
 from worker.reporting import KvReport, LoadReport
 

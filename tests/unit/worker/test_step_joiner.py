@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.async_engine import NAN, GatewayStep
 from worker.engine.batch import TopLogprobs
 from worker.engine.outputs import Preempted
+from worker.engine.step_tokens import StepTokens
+from worker.gateway_step import GatewayStep
 from worker.step_joiner import StepJoiner
 
 TOP = TopLogprobs((7, 8), (-0.1, -2.0))
@@ -37,22 +38,17 @@ class Wire:
 
 def a_step(number: int, *entries: tuple[int, int, list[int]], events: tuple[int, ...] = ()) -> GatewayStep:
     """Tokens of (handle, first position, ids), one choice each, and events of handles."""
-    return GatewayStep(
-        number,
-        handles=[handle for handle, _, _ in entries],
-        choices=[0] * len(entries),
-        first_positions=[first for _, first, _ in entries],
-        counts=[len(ids) for _, _, ids in entries],
-        token_ids=[one for _, _, ids in entries for one in ids],
-        events=[Preempted(handle) for handle in events],
-    )
+    tokens = StepTokens()
+    for handle, first, ids in entries:
+        tokens.add(handle, 0, first, ids)
+    return GatewayStep(number, tokens, [Preempted(handle) for handle in events])
 
 
 def content(step: GatewayStep) -> list[tuple[int, int, list[int]]]:
     """The inverse of `a_step`."""
-    start, entries = 0, []
-    for handle, first, count in zip(step.handles, step.first_positions, step.counts, strict=True):
-        entries.append((handle, first, step.token_ids[start : start + count]))
+    start, entries, tokens = 0, [], step.tokens
+    for handle, first, count in zip(tokens.handles, tokens.first_positions, tokens.counts, strict=True):
+        entries.append((handle, first, tokens.token_ids[start : start + count]))
         start += count
     return entries
 
@@ -84,16 +80,17 @@ async def test_logprobs_stay_with_their_tokens() -> None:
     wire = Wire()
     wire.joiner.add(a_step(1, (5, 1, [11]), (6, 1, [21])))
     asked = a_step(2, (5, 2, [12]), (6, 2, [22, 23]))
-    asked.logprobs, asked.tops = [NAN, -0.5, -0.6], [(1, TOP), (2, TOP)]
+    asked.tokens.annotate(1, -0.5, TOP)
+    asked.tokens.annotate(2, -0.6, TOP)
     wire.joiner.add(asked)
     wire.joiner.add(a_step(3, (6, 4, [24])))
     joined = await wire.next_step()
     assert content(joined) == [(5, 1, [11, 12]), (6, 1, [21, 22, 23, 24])]
-    assert [None if math.isnan(one) else one for one in joined.logprobs] == [
+    assert [None if math.isnan(one) else one for one in joined.tokens.logprobs] == [
         *(None, None),
         *(None, -0.5, -0.6, None),
     ]
-    assert joined.tops == [(3, TOP), (4, TOP)]
+    assert joined.tokens.tops == [(3, TOP), (4, TOP)]
 
 
 async def test_a_closed_joiner_sends_nothing_more() -> None:
