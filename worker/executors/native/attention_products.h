@@ -8,13 +8,12 @@
 #include <type_traits>
 
 #include "kv_page.h"
+#include "rounding.h"
 #include "vec.h"
 
 namespace quire {
 
 using vpairs = VectorOf<int16_t, 2 * kLanes>::type;  // two int16 to an int32 lane
-
-constexpr int kPanelVectors = kPanel / kLanes;
 
 // Rows that one call multiplies at most: as many accumulators as the registers hold.
 #if defined(QUIRE_ISA_AVX512VNNI)

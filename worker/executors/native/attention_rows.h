@@ -108,7 +108,9 @@ void AttentionRows<kFormat>::set_query(int row, const float* q, float scale, int
   positions_[row] = position;
   Operand<kFormat>* query = &queries_[static_cast<size_t>(row) * head_dim_];
   if constexpr (kFormat == QUIRE_KV_INT8) {
-    query_scales_[row] = round_query(q, head_dim_, query) * scale;
+    int16_t rounded[kMaxHeadDim];
+    query_scales_[row] = round_row(q, head_dim_, kInt16Max, rounded) * scale;
+    std::memcpy(query, rounded, head_dim_ * sizeof(int16_t));
   } else {
     for (int i = 0; i < head_dim_; ++i) query[i] = q[i] * scale;
   }

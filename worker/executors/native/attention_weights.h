@@ -5,56 +5,18 @@
 
 #include "attention_products.h"
 #include "attention_state.h"
+#include "rounding.h"
 
 namespace quire {
 
 constexpr int kBlock = 128;  // keys whose weights are formed together
 constexpr float kLog2E = 1.44269504f;
-constexpr float kInt16Max = 32767.0f;
 
 // Columns [first, last) of a block.
 struct KeyRange {
   int first, last;
   bool is_empty() const { return first >= last; }
 };
-
-// Rounds 16 floats within int16, ties to even.
-inline void store_int16(int16_t* to, const vf (&x)[kPanelVectors]) {
-#if defined(QUIRE_ISA_AVX2VNNI) || defined(QUIRE_ISA_AVX2)
-  const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32((__m256)x[0]), _mm256_cvtps_epi32((__m256)x[1]));
-  store_as(to, _mm256_permute4x64_epi64(packed, 0xd8));
-#else
-  using Halves = VectorOf<int16_t, kLanes>::type;
-  for (int i = 0; i < kPanelVectors; ++i) {
-    store_as(to + i * kLanes, __builtin_convertvector(round_to_int(x[i]), Halves));
-  }
-#endif
-}
-
-// Writes a query rounded to int16, the largest magnitude as 32767, and returns its scale; NaN if a number is not
-// finite, since the rounded ones cannot say so. q: [count], a multiple of 8 up to 256; out: [count].
-inline float round_query(const float* q, int count, int16_t* out) {
-  float padded[256 + kPanel] = {};
-  int16_t rounded[256 + kPanel];
-  std::memcpy(padded, q, count * sizeof(float));
-  vf top = {}, difference = {};
-  for (int i = 0; i < count; i += kLanes) {
-    const vf x = load(padded + i);
-    top = max(abs(x), top);
-    difference += x - x;
-  }
-  const float largest = max_lanes(top);
-  const float inverse = largest > 1e-30f ? kInt16Max / largest : 0.0f;
-  for (int i = 0; i < count; i += kPanel) {
-    vf x[kPanelVectors];
-    for (int j = 0; j < kPanelVectors; ++j) {
-      x[j] = min(max(load(padded + i + j * kLanes) * inverse, set1(-kInt16Max)), set1(kInt16Max));
-    }
-    store_int16(rounded + i, x);
-  }
-  std::memcpy(out, rounded, count * sizeof(int16_t));
-  return largest / kInt16Max + sum_lanes(difference);
-}
 
 // One row's share of a block. scores: [kBlock], which become the weights; columns [begin, end) are written, whole
 // panels, zeros outside the range. tail: the largest score and the total weight of the row's state.
@@ -66,19 +28,18 @@ class RowWeights {
   // scales: [panel] of 16 floats each that the weights are multiplied by, or null.
   float weigh(float soft_cap, float* tail, const float* const* scales) {
     vf top = set1(-std::numeric_limits<float>::infinity());
-    for (int i = begin_; i < end_; i += kLanes) top = max(see(i, soft_cap), top);
+    each_vector([&](int, int, int column) { top = max(see(column, soft_cap), top); });
     const float largest = std::max(tail[0], max_lanes(top));
     vf total = {}, heaviest = {};
-    for (int i = begin_; i < end_; i += kLanes) {
-      vf weight = exp2_falling(load(scores_ + i) - largest);
+    each_vector([&](int panel, int inside, int column) {
+      vf weight = exp2_falling(load(scores_ + column) - largest);
       total += weight;
       if (scales != nullptr) {
-        const vf scale = load(scales[i / kPanel] + i % kPanel);
-        weight = weight > 0.0f ? weight * scale : vf{};
+        weight = weight > 0.0f ? weight * load(scales[panel] + inside) : vf{};
         heaviest = max(weight, heaviest);
       }
-      store(scores_ + i, weight);
-    }
+      store(scores_ + column, weight);
+    });
     heaviest_ = scales != nullptr ? max_lanes(heaviest) : 1.0f;
     const float keep = exp2_falling(tail[0] - largest);
     tail[0] = largest;
@@ -104,6 +65,13 @@ class RowWeights {
   }
 
  private:
+  template <typename Body>
+  void each_vector(const Body& body) const {
+    for (int panel = begin_ / kPanel; panel < end_ / kPanel; ++panel) {
+      for (int inside = 0; inside < kPanel; inside += kLanes) body(panel, inside, panel * kPanel + inside);
+    }
+  }
+
   // Scores of kLanes keys as the row sees them, kept as such: capped, and minus infinity outside its range.
   vf see(int column, float soft_cap) {
     vf x = load(scores_ + column);

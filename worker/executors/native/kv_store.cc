@@ -1,20 +1,18 @@
 // Rotary embedding and the writing of keys and values into their pages.
 
 #include <algorithm>
-#include <limits>
 #include <stdexcept>
 #include <string>
 
 #include "attention.h"
 #include "kv_page.h"
+#include "rounding.h"
 #include "vec.h"
 
 namespace quire {
 namespace {
 
-constexpr int kMaxHeadDim = 256;
 constexpr int64_t kTokensPerItem = 8;
-constexpr float kCodeMax = 127.0f;
 
 // Turns pair (i, i + half) by its angle. table: [half] cosines, [half] sines. x may be `out`.
 // Source: Su et al. 2021, "RoFormer", in the half-split order of Llama checkpoints.
@@ -33,28 +31,12 @@ void rotate(const float* x, const float* table, int half, float* out) {
   }
 }
 
-// The largest magnitude; NaN if any number is not finite, so that a scale tells on its row.
-float magnitude(const float* x, int count) {
-  vf top = {}, difference = {};
-  for (int i = 0; i < count; i += kLanes) {
-    const vf v = load_part(x + i, std::min(kLanes, count - i));
-    top = max(abs(v), top);
-    difference += v - v;
-  }
-  return max_lanes(top) + sum_lanes(difference);
-}
-
-// Writes round(x / scale). codes: [count].
-void encode_int8(const float* x, int count, float scale, int8_t* codes) {
-  using Codes = VectorOf<int8_t, kLanes>::type;
-  // No scale: a row of zeros. NaN: a row that nobody must use, which its scale says.
-  const vf inverse = set1(scale > 0 ? 1.0f / scale : 0.0f);
-  for (int i = 0; i < count; i += kLanes) {
-    const int n = std::min(kLanes, count - i);
-    const vf scaled = min(max(load_part(x + i, n) * inverse, set1(-kCodeMax)), set1(kCodeMax));
-    const Codes rounded = __builtin_convertvector(round_to_int(scaled), Codes);
-    std::memcpy(codes + i, &rounded, n);
-  }
+// Returns the scale. codes: [count].
+float encode_int8(const float* x, int count, int8_t* codes) {
+  int16_t rounded[kMaxHeadDim];
+  const float scale = round_row(x, count, kInt8Max, rounded);
+  for (int i = 0; i < count; ++i) codes[i] = static_cast<int8_t>(rounded[i]);
+  return scale;
 }
 
 void encode_bf16(const float* x, int count, uint16_t* out) {
@@ -73,12 +55,10 @@ void store_token(const KvSection<kFormat>& section, int64_t token, int head_dim,
   constexpr int kGroup = KvSection<kFormat>::kGroup;
   Item keys[kMaxHeadDim], values[kMaxHeadDim];
   if constexpr (kFormat == QUIRE_KV_INT8) {
-    float key_scale = magnitude(k, head_dim) / kCodeMax;
-    float value_scale = magnitude(v, head_dim) / kCodeMax;
-    // Codes cannot say NaN. The key's scale does for both: whoever looks at this token gets a score of NaN.
-    if (!(value_scale <= std::numeric_limits<float>::max())) key_scale = value_scale = std::numeric_limits<float>::quiet_NaN();
-    encode_int8(k, head_dim, key_scale, keys);
-    encode_int8(v, head_dim, value_scale, values);
+    float key_scale = encode_int8(k, head_dim, keys);
+    const float value_scale = encode_int8(v, head_dim, values);
+    // Of a value that is not finite the key's scale tells too: whoever looks at this token gets a score of NaN.
+    key_scale += value_scale - value_scale;
     section.key_scales()[token] = key_scale;
     section.value_scales()[token] = value_scale;
   } else if constexpr (kFormat == QUIRE_KV_BF16) {
