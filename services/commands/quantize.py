@@ -54,6 +54,10 @@ def main(argv: Sequence[str]) -> int:
         quantize(artifact, settings, sequences, args.output, on_layer)
     except (ArtifactError, QuantizeError) as exc:
         raise FatalError(str(exc)) from exc
+    except OSError as exc:
+        raise FatalError(
+            f"{args.output}: cannot be written ({exc}); the same command goes on from here"
+        ) from exc
     except KeyboardInterrupt:
         screen.print("stopped; the same command goes on from here")
         return 130

@@ -29,8 +29,9 @@ class ActivationCache:
         self._width = width
 
     def has(self, layer: int) -> bool:
-        """Whether the inputs of a layer are here."""
-        return self._path(layer).exists()
+        """Whether the inputs of a layer are here, whole."""
+        path = self._path(layer)
+        return path.exists() and path.stat().st_size == 4 * sum(self._lengths) * self._width
 
     def write(self, layer: int, sequences: Iterable[Float32]) -> None:
         """Keep the inputs of a layer, one array [tokens, width] per sequence."""

@@ -10,12 +10,14 @@ are fitted when their first column is reached, to what the columns before have m
 import torch
 from torch import Tensor
 
+from worker.quantize.errors import QuantizeError
 from worker.quantize.gram import Gram
 from worker.quantize.grid import Grid, fit
 from worker.quantize.rounding import Rounded
 
 _DAMPING = 0.01
-"""Part of the mean of the Hessian's diagonal that is added to it."""
+"""Part of the mean of the Hessian's diagonal that is added to it; tenfold where that is too little."""
+_MOST_DAMPING = 100.0
 _BLOCK = 128
 """Columns after which the rest of the matrix is brought up to date at once; groups do not cross its edges."""
 
@@ -54,12 +56,16 @@ def round_gptq(weight: Tensor, gram: Gram, *, bits: int, group: int) -> Rounded:
 
 
 def _inverse_factor(hessian: Tensor, is_dead: Tensor) -> Tensor:
-    """Return the upper Cholesky factor of the damped Hessian's inverse, [in, in] float64."""
+    """Return the upper Cholesky factor of the damped Hessian's inverse, [in, in] float64.
+
+    Raises:
+        QuantizeError: The Hessian is not finite: something overflowed on the calibration text.
+    """
     hessian = hessian.clone()
     hessian.diagonal()[is_dead] = 1
     mean = hessian.diagonal().mean()
     damping = _DAMPING
-    while True:
+    while damping < _MOST_DAMPING:
         hessian.diagonal().add_(damping * mean)
         lower, failed = torch.linalg.cholesky_ex(hessian)
         if not failed:
@@ -68,3 +74,6 @@ def _inverse_factor(hessian: Tensor, is_dead: Tensor) -> Tensor:
             if not failed:
                 return upper
         damping *= 10
+    raise QuantizeError(
+        "--method gptq: inputs are not finite numbers on this --calibration text; take --method awq or rtn"
+    )

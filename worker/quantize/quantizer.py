@@ -80,6 +80,8 @@ def quantize(
     with torch.inference_mode():
         run.work(on_layer)
     run.folder.rename(out)
+    # Last: killed before this, the model is whole with a file too many; before the rename, the run goes on.
+    (out / _STATE).unlink()
 
 
 def check_groups(model: BuiltModel, settings: QuantizeSettings) -> None:
@@ -134,9 +136,12 @@ class _Run:
             self.folder / _ACTIVATIONS, [len(ids) for ids in self._sequences], self._width
         )
         for layer in self._plan.layers[done:]:
-            if self._sequences and not cache.has(layer.index):
-                assert layer.index == 0, "a layer's inputs are kept before the one before it counts as done"
+            if self._sequences and layer.index == 0:
                 cache.write(0, self._embedded())
+            elif self._sequences and not cache.has(layer.index):
+                raise QuantizeError(
+                    f"{self.folder}: the inputs of layer {layer.index} are missing; remove it and begin again"
+                )
             rounded = self._quantise(layer, cache)
             largest: dict[str, float] = {}
             if self._sequences:
@@ -149,7 +154,6 @@ class _Run:
             on_layer(LayerDone(layer.index, len(self._plan.layers), rounded.errors))
         self._writer.finish(self._settings)
         shutil.rmtree(self.folder / _ACTIVATIONS)
-        (self.folder / _STATE).unlink()
 
     def _begin(self) -> int:
         """Return how many layers are done; a new folder begins with none.

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from worker.quantize.awq import scale_columns
+from worker.quantize.errors import QuantizeError
 from worker.quantize.gptq import round_gptq
 from worker.quantize.gram import Gram
 from worker.quantize.layers import Fold
@@ -88,3 +89,10 @@ def test_rows_and_groups_of_zeros_stay_zero_under_every_method(weight: Tensor) -
         values = rounded.values()
         assert not values[3].any()
         assert not values[:, :GROUP].any()
+
+
+def test_inputs_that_overflowed_are_an_error_and_no_endless_search(weight: Tensor) -> None:
+    gram = gram_of(inputs())
+    gram.products[3, 3] = torch.nan
+    with pytest.raises(QuantizeError, match="not finite"):
+        round_gptq(weight, gram, bits=BITS, group=GROUP)

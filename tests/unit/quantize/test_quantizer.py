@@ -191,6 +191,15 @@ def test_a_partial_run_with_other_settings_is_refused_by_the_setting(
         quantize(llama, settings(4, Method.AWQ), SEQUENCES, tmp_path / "out")
 
 
+def test_a_partial_run_that_lost_its_activations_is_refused(tmp_path: Path, llama: ModelArtifact) -> None:
+    with pytest.raises(Killed):
+        quantize(llama, settings(4, Method.AWQ), SEQUENCES, tmp_path / "out", kill_after(0))
+    (kept,) = (tmp_path / "out.partial" / "activations").glob("input-*")
+    kept.write_bytes(kept.read_bytes()[:-4])
+    with pytest.raises(QuantizeError, match=r"out\.partial: the inputs of layer 1 are missing"):
+        quantize(llama, settings(4, Method.AWQ), SEQUENCES, tmp_path / "out")
+
+
 def test_a_folder_that_exists_is_left_alone(tmp_path: Path, llama: ModelArtifact) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(QuantizeError, match=r"out: exists"):
