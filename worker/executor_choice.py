@@ -6,7 +6,6 @@ its extra. Imports torch only when that is what computes; knows nothing of pools
 
 import importlib.util
 from math import prod
-from pathlib import Path
 
 import structlog
 
@@ -39,15 +38,16 @@ def load_executor(config: WorkerConfig) -> Executor:
         FatalError: What it takes is not here, or memory is too small; one line says what to do.
     """
     assert config.model_path is not None, "checked by the configuration"
+    artifact = open_artifact(config.model_path)
     if config.executor is ExecutorKind.TORCH:
-        return _load_torch(config, config.model_path)
+        return _load_torch(config, artifact)
     try:
-        return _load_native(config, config.model_path)
+        return _load_native(config, artifact)
     except (NoCompiler, UnsupportedOperation) as exc:
         if config.executor is ExecutorKind.NATIVE or not _has_torch():
             raise FatalError(str(exc)) from exc
         _log.warning("torch_serves_instead_of_native", because=str(exc))
-    return _load_torch(config, config.model_path)
+    return _load_torch(config, artifact)
 
 
 def native_weight_bytes(artifact: ModelArtifact) -> int:
@@ -55,8 +55,8 @@ def native_weight_bytes(artifact: ModelArtifact) -> int:
     return int(sum(_packed_bytes(tensor) for tensor in artifact.tensors.values()))
 
 
-def _load_native(config: WorkerConfig, path: Path) -> Executor:
-    check_weights_fit(native_weight_bytes(open_artifact(path)), free_memory_bytes())
+def _load_native(config: WorkerConfig, artifact: ModelArtifact) -> Executor:
+    check_weights_fit(native_weight_bytes(artifact), free_memory_bytes())
     options = NativeOptions(
         page_size=config.page_size,
         kv_format=config.kv_format or KvFormat.INT8,
@@ -64,22 +64,22 @@ def _load_native(config: WorkerConfig, path: Path) -> Executor:
         num_threads=config.threads,
         instruction_set=config.instruction_set,
     )
-    return load_native_executor(path, model_name=config.model_name, options=options)
+    return load_native_executor(artifact, model_name=config.model_name, options=options)
 
 
-def _load_torch(config: WorkerConfig, path: Path) -> Executor:
+def _load_torch(config: WorkerConfig, artifact: ModelArtifact) -> Executor:
     if config.kv_format not in (None, KvFormat.F32):
         raise FatalError(
             f"the torch executor keeps KV in f32; take --kv-format {config.kv_format} with --executor native"
         )
-    num_parameters = sum(prod(tensor.shape) for tensor in open_artifact(path).tensors.values())
+    num_parameters = sum(prod(tensor.shape) for tensor in artifact.tensors.values())
     check_weights_fit(num_parameters * TORCH_WEIGHT_BYTES, free_memory_bytes())
     try:
         from worker.executors.torch_executor import load_torch_executor
     except ModuleNotFoundError as exc:
         raise FatalError(f"the torch executor needs torch: pip install 'quire[torch]' ({exc})") from exc
     return load_torch_executor(
-        path, model_name=config.model_name, page_size=config.page_size, num_threads=config.threads
+        artifact, model_name=config.model_name, page_size=config.page_size, num_threads=config.threads
     )
 
 
@@ -88,7 +88,7 @@ def _has_torch() -> bool:
 
 
 def _packed_bytes(tensor: TensorRef) -> float:
-    """Return what a tensor takes packed: codes of 4 or 8 bits, and 8 bytes for each group of 32 or 16."""
+    """Return what a tensor takes packed: codes of 4 or 8 bits, and 4 bytes for each group of 32 or 16."""
     if not tensor.format.is_quantised:
         return tensor.num_bytes
     count = prod(tensor.shape)
@@ -96,4 +96,4 @@ def _packed_bytes(tensor: TensorRef) -> float:
     if bits < 4:
         # Formats below 4 bits have no codes that the products read, and become floats.
         return 4.0 * count
-    return count * (0.75 if bits <= 5 else 1.5)
+    return count * (0.625 if bits <= 5 else 1.25)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from services.artifacts.artifact import open_artifact
+from services.artifacts.artifact import ModelArtifact, open_artifact
 from services.domain.ids import Namespace
 from services.domain.kv_layout import KvFormat, KvLayout, KvOrder
 from worker.engine.batch import Batch, StepResult
@@ -30,6 +30,7 @@ from worker.executors.native.sampling import sample
 from worker.executors.weights.loader import WeightSource, open_model
 from worker.models.registry import BuiltModel
 from worker.plan.arena import pack
+from worker.plan.op import Plan
 
 LogitsTap = Callable[[Batch, NDArray[np.float32]], None]
 
@@ -130,6 +131,24 @@ class NativeExecutor:
         """What is loaded and what it costs."""
         return self._profile
 
+    @property
+    def plan(self) -> Plan:
+        """What a step computes."""
+        return self._plan
+
+    def read_slot(self, slot: int, *, num_rows: int) -> NDArray[np.float32]:
+        """Return a slot [num_rows, width] as the last step left it, for comparing executors.
+
+        Only of a slot whose memory no later operation took, e.g. what the logits are made of.
+
+        Raises:
+            NativeError: There is no such slot in the arena.
+        """
+        width = self._plan.slots[slot].width if slot < len(self._plan.slots) else 0
+        out = np.empty((num_rows, width), np.float32)
+        self._library.check("read_slot", self._engine, slot, out.ctypes.data)
+        return out
+
     def allocate(self, num_pages: int) -> None:
         """Reserve `num_pages` pages; the system commits them when they are first used.
 
@@ -194,7 +213,7 @@ class NativeExecutor:
 
 
 def load_native_executor(
-    path: Path | str,
+    source: ModelArtifact | Path | str,
     *,
     model_name: str,
     options: NativeOptions | None = None,
@@ -203,7 +222,7 @@ def load_native_executor(
     """Load a model folder or GGUF file into a native executor. KV memory comes with `allocate`.
 
     Args:
-        path: What `open_artifact` reads.
+        source: What `open_artifact` reads or gave.
         model_name: The name callers use.
         layer_of: Take this layer's weights from another version of the model; for measuring it alone.
 
@@ -213,7 +232,7 @@ def load_native_executor(
         UnsupportedOperation: The library lacks an operation, a shape or a format of the model.
     """
     options = NativeOptions() if options is None else options
-    artifact = open_artifact(path)
+    artifact = source if isinstance(source, ModelArtifact) else open_artifact(source)
     model, weights = open_model(artifact)
     check_supported(model.plan)
     built = build(options.instruction_set)

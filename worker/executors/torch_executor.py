@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.artifacts.artifact import open_artifact
+from services.artifacts.artifact import ModelArtifact, open_artifact
 from services.domain.ids import Namespace
 from services.domain.kv_layout import KvFormat, KvLayout
 from worker.engine.batch import Batch, StepResult
@@ -118,12 +118,16 @@ class TorchExecutor:
 
 
 def load_torch_executor(
-    path: Path | str, *, model_name: str, page_size: int = 16, num_threads: int | None = None
+    source: ModelArtifact | Path | str,
+    *,
+    model_name: str,
+    page_size: int = 16,
+    num_threads: int | None = None,
 ) -> TorchExecutor:
     """Load a model folder or GGUF file into a torch executor. KV memory comes with `allocate`.
 
     Args:
-        path: What `open_artifact` reads.
+        source: What `open_artifact` reads or gave.
         model_name: The name callers use.
         page_size: Tokens in a page.
         num_threads: Threads of torch in this process; None leaves torch's own choice.
@@ -133,7 +137,7 @@ def load_torch_executor(
     """
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    artifact = open_artifact(path)
+    artifact = source if isinstance(source, ModelArtifact) else open_artifact(source)
     model, weights = open_model(artifact)
     return TorchExecutor(model, weights, name=model_name, revision=artifact.revision, page_size=page_size)
 

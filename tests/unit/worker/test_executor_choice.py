@@ -1,5 +1,6 @@
 """Which executor a worker runs, and what it says when it cannot have it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,12 +8,15 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from services.artifacts.artifact import open_artifact
+from services.artifacts.model_cache import cache_folder
 from services.chassis.fatal import FatalError
 from services.domain.kv_layout import KvFormat
-from tests.unit.executors.tiny_models import make_model, save_folder
+from tests.unit.executors.native_models import load_native
+from tests.unit.executors.tiny_models import make_model, save_folder, save_gguf
 from worker import executor_choice
 from worker.config import ExecutorKind, WorkerConfig
-from worker.executor_choice import load_executor
+from worker.executor_choice import load_executor, native_weight_bytes
 from worker.executors.native import bound_plan
 from worker.plan.op import OpKind
 
@@ -41,6 +45,17 @@ print(loaded.executor.profile.executor)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_folder(make_model("llama"), tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pack weights where the test ends; libraries are compiled once for all tests."""
+    compiled = cache_folder(os.environ) / "native"
+    compiled.mkdir(parents=True, exist_ok=True)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "native").symlink_to(compiled)
+    monkeypatch.setenv("QUIRE_CACHE", str(cache))
 
 
 @pytest.fixture
@@ -103,6 +118,16 @@ def test_torch_serves_a_shape_that_is_lacking(tmp_path: Path) -> None:
     with capture_logs() as logs:
         assert load_executor(config(narrow)).profile.executor == "torch"
     assert any("head_dim 8" in str(log.get("because")) for log in logs)
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_1", "Q5_0"])
+def test_what_weights_will_take_is_known_before_they_are_packed(kind: str, tmp_path: Path) -> None:
+    shape = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "vocab_size": 1000}
+    path = save_gguf(make_model("llama", **shape), tmp_path / "tiny.gguf", kind)
+    expected = native_weight_bytes(open_artifact(path))
+    packed = load_native(path, tmp_path).profile.weight_bytes
+    assert packed <= 1.1 * expected
+    assert expected <= 1.3 * packed
 
 
 def test_torch_is_taken_when_asked_for(model: Path) -> None:
