@@ -21,6 +21,7 @@ from services.chassis.errors import from_rpc_error
 from services.chassis.grpc import create_channel
 from services.chassis.lifecycle import epoch
 from services.chassis.redis import connect
+from services.chassis.stream import DEAD_AFTER_S, HEARTBEAT_S
 from services.domain.block_hash import hash_blocks
 from services.domain.capacity import Capacity
 from services.domain.errors import InvalidField, StaleAttempt
@@ -31,6 +32,8 @@ from services.rpc.worker_kvmanager_link import WorkerKvManagerLink
 from tests.fakes.kv_peers import RawWorker, Served, serving, wait_for_blocks
 from tests.fakes.valkey import Valkey, eventually
 
+BUSY_S = 1.0
+"""What a busy machine may add."""
 BLOCKS = hash_blocks(range(16 * 64), salt=b"t")
 
 
@@ -91,7 +94,7 @@ async def test_the_kvmanager_sends_signs_of_life() -> None:
 
 
 @pytest.mark.slow
-async def test_a_silent_worker_is_dropped_within_4_s() -> None:
+async def test_a_silent_worker_is_dropped_at_the_first_beat_after_its_time() -> None:
     async with serving() as served:
         worker = RawWorker(served.stub)
         worker.snapshot(0, BLOCKS[:5])
@@ -102,7 +105,7 @@ async def test_a_silent_worker_is_dropped_within_4_s() -> None:
             return not (await served.status()).workers
 
         await eventually(dropped)
-        assert time.monotonic() - since < 4.5
+        assert time.monotonic() - since < DEAD_AFTER_S + HEARTBEAT_S + BUSY_S
         await worker.leave()
 
 
