@@ -1,0 +1,81 @@
+"""Who pays, and everything that holds for it.
+
+Values only. How one is read from a document and what is refused is `tenant_document`'s business, what a
+parent means to its children `tenant_book`'s; who counts is not known here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from services.domain.generation import Band, Usage
+from services.domain.ids import TenantId
+from services.domain.limits import Limits
+
+NANO = 1_000_000_000
+"""Costs are whole billionths of the currency's unit, so that sums of them are exact."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """What a tenant is charged, in units of `currency`."""
+
+    currency: str = ""
+    """ISO 4217 code; only shown."""
+    uncached_per_million: float = 0.0
+    """Of a million prompt tokens that were computed."""
+    cached_per_million: float = 0.0
+    """Of a million prompt tokens that were found in the cache."""
+    output_per_million: float = 0.0
+    """Of a million output tokens."""
+    page_hour: float = 0.0
+    """Of one KV page held for an hour."""
+
+    def cost(self, usage: Usage, page_seconds: float = 0.0) -> int:
+        """Return what `usage` costs, in billionths of the unit.
+
+        Worked number: 1,000 uncached prompt tokens at 0.5 a million are 0.0005, so 500,000.
+        """
+        per_million = (
+            self.uncached_per_million * (usage.prompt_tokens - usage.cached_tokens)
+            + self.cached_per_million * usage.cached_tokens
+            + self.output_per_million * usage.output_tokens
+        )
+        return round(per_million * (NANO / 1e6) + self.page_hour * page_seconds * (NANO / 3600))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """One organisation or team. What is None is not limited here; its parents' limits hold too."""
+
+    id: TenantId
+    name: str = ""
+    """For people."""
+    parent: TenantId | None = None
+    """The organisation it belongs to."""
+    band: Band = Band.STANDARD
+    """The best band it can get."""
+    weight: float = 1.0
+    """Its share against others of its band that wait too."""
+    limits: Limits = field(default_factory=Limits)
+    long_from_tokens: int | None = None
+    """Prompts from this length on are of the long class; None: the parent's, then the gateway's."""
+    short_class: Limits = field(default_factory=Limits)
+    """Of its short requests together, beside `limits`."""
+    long_class: Limits = field(default_factory=Limits)
+    """Of its long requests together, beside `limits`."""
+    model_limits: Mapping[str, Limits] = field(default_factory=dict)
+    """Of its requests to one model, by the name it calls the model, beside `limits`."""
+    default_max_output_tokens: int = 1024
+    """Output limit of a call that gives none."""
+    max_output_tokens: int | None = None
+    """Largest output limit it may ask for."""
+    max_prompt_tokens: int | None = None
+    """Longest prompt it may send."""
+    models: tuple[str, ...] | None = None
+    """Models it may call; None: all."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Its own names for models; the parents' hold where it has none."""
+    kv_pages: int | None = None
+    """KV pages over all workers, enforced by the slices."""
+    prices: Prices | None = None
+    """None: the parent's."""

@@ -1,0 +1,164 @@
+"""All tenants as one consistent whole: who belongs to whom, and what a parent means to its children.
+
+A child never exceeds its parent: the parent's counters are charged too (its scopes are in every account), its
+bounds hold where they are tighter, and its KV pages are divided among its children. Immutable; knows neither
+where tenants are kept nor what anybody has used.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+
+from services.domain.document_values import nearest_name, refused
+from services.domain.generation import RequestClass
+from services.domain.ids import TenantId
+from services.domain.limits import Account, Limits, Scope, ScopeKind
+from services.domain.tenant import Tenant
+
+MAX_DEPTH = 4
+"""Generations in one organisation."""
+
+_UNLIMITED = Limits()
+
+
+class TenantBook:
+    """Tenants by id."""
+
+    def __init__(self, tenants: Iterable[Tenant] = ()) -> None:
+        """Hold `tenants`, which must fit together.
+
+        Raises:
+            InvalidField: A parent that is unknown or a descendant, or KV pages beyond the parent's.
+        """
+        self._tenants = {tenant.id: tenant for tenant in tenants}
+        self._effective: dict[TenantId, Tenant] = {}
+        for tenant in self._tenants.values():
+            self._check_parents(tenant)
+        self._check_kv_pages()
+
+    def __contains__(self, tenant: object) -> bool:
+        return tenant in self._tenants
+
+    def __iter__(self) -> Iterator[Tenant]:
+        return iter(self._tenants.values())
+
+    def get(self, tenant: TenantId) -> Tenant | None:
+        """Return a tenant as it was declared."""
+        return self._tenants.get(tenant)
+
+    def replaced(self, changes: Mapping[TenantId, Tenant | None]) -> "TenantBook":
+        """Return the book with these tenants added, changed or (None) gone.
+
+        Raises:
+            InvalidField: They would not fit together any more.
+        """
+        tenants = {**self._tenants, **changes}
+        return TenantBook(tenant for tenant in tenants.values() if tenant is not None)
+
+    def children(self, tenant: TenantId) -> list[Tenant]:
+        return [one for one in self if one.parent == tenant]
+
+    def lineage(self, tenant: TenantId) -> list[Tenant]:
+        """Return a known tenant and its parents, the topmost last."""
+        line = [self._tenants[tenant]]
+        while (parent := line[-1].parent) is not None:
+            line.append(self._tenants[parent])
+        return line
+
+    def effective(self, tenant: TenantId) -> Tenant | None:
+        """Return a tenant as it is served: its own values within its parents' bounds."""
+        if tenant not in self._tenants:
+            return None
+        if tenant not in self._effective:
+            own, *parents = self.lineage(tenant)
+            for parent in parents:
+                own = _within(own, parent)
+            self._effective[tenant] = own
+        return self._effective[tenant]
+
+    def account(
+        self,
+        tenant: TenantId,
+        *,
+        request_class: RequestClass,
+        model: str,
+        key_id: str = "",
+        key_limits: Limits = _UNLIMITED,
+    ) -> Account:
+        """Return all scopes that one request of a known tenant is charged to.
+
+        Args:
+            model: The name it called the model by.
+            key_id: Empty without a key.
+        """
+        line = self.lineage(tenant)
+        scopes = [Scope(kind=ScopeKind.TENANT, id=tenant, limits=line[0].limits)]
+        scopes += [Scope(kind=ScopeKind.PARENT, id=one.id, limits=one.limits) for one in line[1:]]
+        if key_id:
+            scopes.append(Scope(kind=ScopeKind.KEY, id=f"{tenant}/{key_id}", limits=key_limits))
+        for one in line:
+            limits = one.long_class if request_class is RequestClass.LONG else one.short_class
+            if limits != _UNLIMITED:
+                name = f"{one.id}/{request_class.name.lower()}"
+                scopes.append(Scope(kind=ScopeKind.CLASS, id=name, limits=limits))
+        for one in line:
+            if model in one.model_limits:
+                limits = one.model_limits[model]
+                scopes.append(Scope(kind=ScopeKind.MODEL, id=f"{one.id}/{model}", limits=limits))
+        return Account(tenant=tenant, organisation=line[-1].id, scopes=tuple(scopes))
+
+    def kv_caps(self) -> dict[TenantId, int]:
+        """Return the KV pages each capped tenant may hold itself: what its children have is not its own."""
+        caps = {tenant.id: tenant.kv_pages for tenant in self if tenant.kv_pages is not None}
+        for tenant in self:
+            if tenant.parent in caps and tenant.kv_pages is not None:
+                caps[tenant.parent] -= tenant.kv_pages
+        return caps
+
+    def _check_parents(self, tenant: Tenant) -> None:
+        seen = [tenant.id]
+        parent = tenant.parent
+        while parent is not None:
+            if parent not in self._tenants:
+                raise refused("parent", "a known tenant", parent, nearest_name(parent, self._tenants))
+            if parent in seen:
+                raise refused("parent", "no descendant of its own", tenant.parent, None)
+            seen.append(parent)
+            if len(seen) > MAX_DEPTH:
+                rule = f"at most {MAX_DEPTH - 1} parents above {tenant.id}"
+                raise refused("parent", rule, tenant.parent, seen[MAX_DEPTH - 2])
+            parent = self._tenants[parent].parent
+
+    def _check_kv_pages(self) -> None:
+        given: dict[TenantId, int] = {}
+        for tenant in self:
+            parent = None if tenant.parent is None else self._tenants[tenant.parent]
+            if parent is None or parent.kv_pages is None:
+                continue
+            left = parent.kv_pages - given.get(parent.id, 0)
+            # One page stays the parent's own: a cap of none cannot be told from no cap.
+            if tenant.kv_pages is None or tenant.kv_pages >= left:
+                rule = f"given and below {left} (what is left of {parent.id}'s {parent.kv_pages})"
+                nearest = left - 1 if left > 1 else None
+                raise refused(f"{tenant.id}.kv_pages", rule, tenant.kv_pages, nearest)
+            given[parent.id] = given.get(parent.id, 0) + tenant.kv_pages
+
+
+def _within(own: Tenant, parent: Tenant) -> Tenant:
+    """Return `own` inside one parent's bounds."""
+    models = own.models
+    if parent.models is not None:
+        models = parent.models if models is None else tuple(one for one in models if one in parent.models)
+    return dataclasses.replace(
+        own,
+        band=max(own.band, parent.band),
+        max_output_tokens=_least(own.max_output_tokens, parent.max_output_tokens),
+        max_prompt_tokens=_least(own.max_prompt_tokens, parent.max_prompt_tokens),
+        long_from_tokens=parent.long_from_tokens if own.long_from_tokens is None else own.long_from_tokens,
+        models=models,
+        aliases={**parent.aliases, **own.aliases},
+        prices=parent.prices if own.prices is None else own.prices,
+    )
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else min(one, other)

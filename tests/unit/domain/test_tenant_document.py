@@ -1,0 +1,114 @@
+"""A tenant's document is read strictly: field, rule and nearest valid value; what is written reads back."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.domain.errors import InvalidField
+from services.domain.generation import Band, Usage
+from services.domain.limits import Budget, Rate
+from services.domain.tenant import Prices, Tenant
+from services.domain.tenant_document import (
+    FIELDS,
+    NOT_YET,
+    tenant_from_document,
+    tenant_to_document,
+    tenants_from_documents,
+)
+from tests.unit.domain.tenants import tenants
+
+
+@settings(max_examples=200, deadline=None)
+@given(tenants)
+def test_what_is_written_reads_back_also_through_json(tenant: Tenant) -> None:
+    document = tenant_to_document(tenant)
+    assert set(document) <= set(FIELDS)
+    assert tenant_from_document(document) == tenant
+    assert tenant_from_document(json.loads(json.dumps(document))) == tenant
+
+
+def test_short_and_long_spellings_mean_the_same() -> None:
+    tenant = tenant_from_document(
+        {"id": "a", "band": "Batch", "tokens_per_minute": 5, "daily": {"tokens": 9, "hard": False}}
+    )
+    assert tenant.band is Band.BATCH
+    assert tenant.limits.tokens_per_minute == Rate(per_minute=5)
+    assert tenant.limits.daily == Budget(tokens=9, hard=False)
+    assert tenant_from_document({"id": "a", "tokens_per_minute": {"per_minute": 5}}).limits == (
+        tenant_from_document({"id": "a", "tokens_per_minute": 5}).limits
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "where", "rule", "nearest"),
+    [
+        ({"id": "a}b"}, "id", "letters, digits", "a-b"),
+        ({"max_concurrency": 0}, "max_concurrency", "from 1 to", "1"),
+        ({"max_concurrency": True}, "max_concurrency", "a whole number", None),
+        ({"max_concurrency": "many"}, "max_concurrency", "a whole number", None),
+        ({"max_concurrency": 2.7}, "max_concurrency", "a whole number", "3"),
+        ({"weight": -1}, "weight", "a number from 0.001", "0.001"),
+        ({"weight": float("nan")}, "weight", "a number", None),
+        ({"weight": float("inf")}, "weight", "a number", "1000.0"),
+        ({"band": "bacth"}, "band", "interactive, standard, batch", "batch"),
+        ({"tokens_per_minute": {"burst": 3}}, "tokens_per_minute.per_minute", "must be given", None),
+        ({"daily": {"tokens": 5, "warn_at": 80}}, "daily.warn_at", "from 0 to 1", "1.0"),
+        ({"utc_offset_minutes": 900}, "utc_offset_minutes", "to 840", "840"),
+        ({"parent": "a"}, "parent", "another tenant", None),
+        ({"max_output_tokens": 9, "default_max_output_tokens": 10}, "default_max_output_tokens", "most", "9"),
+        ({"models": ["big"], "aliases": {"x": "bog"}}, "aliases.x", "may call", "big"),
+        ({"aliases": {"x": "y", "y": "z"}}, "aliases.x", "not another alias", None),
+        ({"models": ["big"], "model_limits": {"small": {}}}, "model_limits.small", "may call", None),
+        ({"long_class": {"daily": {"tokens": 0}}}, "long_class.daily.tokens", "from 1", "1"),
+        ({"prices": {"output_per_million": -0.5}}, "prices.output_per_million", "from 0", "0.0"),
+        ({"max_concurency": 5}, "max_concurency", "did you mean", "max_concurrency"),
+    ],
+)
+def test_a_bad_value_is_refused_with_field_rule_and_nearest_valid_value(
+    fields: dict[str, Any], where: str, rule: str, nearest: str | None
+) -> None:
+    with pytest.raises(InvalidField, match=rule) as caught:
+        tenant_from_document({"id": "a"} | fields)
+    assert caught.value.detail.field == where
+    assert caught.value.message.startswith(f"{where}: ")
+    assert caught.value.detail.metadata.get("nearest") == nearest
+
+
+@given(
+    field=st.sampled_from(["max_concurrency", "kv_pages", "max_prompt_tokens", "utc_offset_minutes"]),
+    value=st.integers() | st.floats(allow_nan=False),
+)
+def test_the_nearest_valid_value_of_a_number_is_valid(field: str, value: float) -> None:
+    try:
+        tenant_from_document({"id": "a", field: value})
+    except InvalidField as error:
+        tenant_from_document({"id": "a", field: int(error.detail.metadata["nearest"])})
+
+
+@pytest.mark.parametrize("field", NOT_YET)
+def test_what_nothing_enforces_is_refused_and_not_kept(field: str) -> None:
+    with pytest.raises(InvalidField, match="not yet supported") as caught:
+        tenant_from_document({"id": "a", field: 5})
+    assert caught.value.detail.field == field
+
+
+def test_an_error_in_a_list_names_the_tenant() -> None:
+    with pytest.raises(InvalidField, match=r"tenants\[b\]\.weight: must be a number") as caught:
+        tenants_from_documents([{"id": "a"}, {"id": "b", "weight": "heavy"}])
+    assert caught.value.detail.field == "tenants[b].weight"
+    with pytest.raises(InvalidField, match="used once"):
+        tenants_from_documents([{"id": "a"}, {"id": "a"}])
+    with pytest.raises(InvalidField, match="a list of tables"):
+        tenants_from_documents({"a": {}})
+    with pytest.raises(InvalidField, match=r"tenants\[0\]"):
+        tenants_from_documents(["a"])
+
+
+def test_costs_are_whole_billionths() -> None:
+    prices = Prices(uncached_per_million=0.5, cached_per_million=0.05, output_per_million=2, page_hour=3.6)
+    usage = Usage(prompt_tokens=3_000, cached_tokens=2_000, output_tokens=10)
+    assert prices.cost(usage, page_seconds=0.5) == 500_000 + 100_000 + 20_000 + 500_000
+    assert Prices().cost(usage, 100) == 0
