@@ -177,6 +177,13 @@ class StaleAttempt(ServeError):
     reason = "STALE_ATTEMPT"
 
 
+class StaleChange(ServeError):
+    """A change was made from a state that is not the newest any more (-> ABORTED)."""
+
+    code = Code.ABORTED
+    reason = "STALE_CHANGE"
+
+
 class BadRow(ServeError):
     """The model produced NaN or infinite logits for this request (-> INTERNAL)."""
 
