@@ -47,7 +47,8 @@ def worst_case(
 ) -> Fits | NeverFits:
     """Say whether a request can finish with nothing else on the worker and no page shared.
 
-    KV of the last output token is never written, so a sequence stores prompt + output - 1 tokens.
+    KV of the last output token is never written, so a sequence stores prompt + output - 1 tokens (the prompt,
+    where no output is asked for).
     Worked number: 100 + 29 tokens, n = 2, pages of 16: 128 stored tokens, 8 pages each, 16 pages.
     """
     num_tokens = num_prompt_tokens + max_output_tokens
@@ -55,7 +56,7 @@ def worst_case(
         return NeverFits("tokens of context", num_tokens, capacity.max_context_tokens)
     if num_choices > capacity.max_sequences:
         return NeverFits("sequences", num_choices, capacity.max_sequences)
-    num_pages = num_choices * pages_for(max(1, num_tokens - 1), capacity.page_size)
+    num_pages = num_choices * pages_for(max(num_prompt_tokens, num_tokens - 1), capacity.page_size)
     if num_pages > capacity.total_pages:
         return NeverFits("KV pages", num_pages, capacity.total_pages)
     return Fits(num_pages)

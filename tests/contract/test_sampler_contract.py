@@ -4,7 +4,7 @@ An implementation joins by adding a fixture parameter; it takes logits and rows 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from worker.engine.sampler import LOWEST_LOGPROB
 from worker.executors.native.library import NativeError
 from worker.executors.native.sampling import sample as sample_natively
 
-Sample = Callable[[np.ndarray, Sequence[SampleRow]], StepResult]
+Sample = Callable[..., StepResult]
 
 VOCAB = 2000
 
@@ -36,7 +36,7 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sample]:
         tmp_path_factory.mktemp("cache"),
         num_threads=2,
     )
-    yield lambda logits, rows: sample_natively(executor._library, executor._engine, logits, rows)
+    yield lambda *given: sample_natively(executor._library, executor._engine, *given)
     executor.close()
 
 
@@ -241,6 +241,24 @@ def test_zero_logprobs_means_the_drawn_token_only(sample: Sample) -> None:
     assert result.logprobs[1] == 0
 
 
+def test_a_target_is_scored_by_the_raw_logits_and_nothing_is_drawn_for_it(sample: Sample) -> None:
+    """Whatever the row's sampling is; rows beside it draw as they do without it."""
+    table, rows = logits(4), [row(i, temperature=1.3, num_logprobs=3) for i in range(4)]
+    targets = np.array([-1, 1999, -1, 7], np.int32)
+    free, result = sample(table, rows), sample(table, rows, targets)
+    assert result.token_ids.tolist() == [free.token_ids[0], 1999, free.token_ids[2], 7]
+    assert result.top == free.top
+    exact = table.astype(np.float64) - np.log(np.exp(table.astype(np.float64)).sum(1, keepdims=True))
+    assert result.logprobs.tolist() == pytest.approx(exact[range(4), result.token_ids].tolist(), abs=1e-6)
+
+
+def test_a_scored_row_without_a_usable_distribution_fails_alone(sample: Sample) -> None:
+    table = logits(3)
+    table[1, 5] = np.nan
+    result = sample(table, [row(num_logprobs=0)] * 3, np.array([1, 2, 3], np.int32))
+    assert result.failed.tolist() == [False, True, False]
+
+
 def test_a_large_vocabulary_matches_a_plain_reference(sample: Sample) -> None:
     """The partitioned filters keep what a full sort would."""
     table = logits(20, vocab=50_000, scale=1.0)
@@ -289,6 +307,8 @@ def test_the_native_sampler_draws_what_the_reference_draws(native: Sample, scale
 def test_an_id_outside_the_vocabulary_is_refused(native: Sample) -> None:
     with pytest.raises(NativeError, match="not in the vocabulary"):
         native(logits(3), [row(), row(repetition_penalty=2.0, prompt=(VOCAB,)), row()])
+    with pytest.raises(NativeError, match="not in the vocabulary"):
+        native(logits(3), [row(num_logprobs=0)] * 3, np.array([1, VOCAB, 3], np.int32))
     assert not native(logits(3), [row()] * 3).failed.any()
 
 

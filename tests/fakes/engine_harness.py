@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from services.domain.generation import Band, FinishReason, Limits, SamplingParams, StopParams
 from services.domain.ids import RequestId, RequestKey, TenantId
 from tests.fakes.kv_checking_executor import KvCheckingExecutor
-from worker.engine.batch import SampleRow
+from worker.engine.batch import SampleRow, TopLogprobs
 from worker.engine.batch_builder import build_batch
 from worker.engine.commands import Submit
 from worker.engine.config import EngineConfig
-from worker.engine.outputs import ChoiceEnded, Ended, Refused, Started, StepOutputs
+from worker.engine.outputs import ChoiceEnded, Ended, PromptScored, Refused, Started, StepOutputs
 from worker.engine.step_plan import StepPlan
 from worker.engine.step_scheduler import StepScheduler
 from worker.engine.step_tokens import StepTokens
@@ -53,6 +53,7 @@ def submit(
     sampling: SamplingParams | None = None,
     output_ids: tuple[Sequence[int], ...] = (),
     cache_opt_out: bool = False,
+    num_prompt_logprobs: int | None = None,
 ) -> Submit:
     """A Submit with the rest filled in; the salt is the tenant's."""
     return Submit(
@@ -70,6 +71,7 @@ def submit(
         ),
         limits=limits or Limits(),
         cache_opt_out=cache_opt_out,
+        num_prompt_logprobs=num_prompt_logprobs,
     )
 
 
@@ -102,6 +104,8 @@ class EngineHarness:
         self.now = 0.0
         self.tokens: dict[tuple[int, int], list[int]] = defaultdict(list)
         self.token_times: dict[int, list[float]] = defaultdict(list)
+        self.scores: dict[int, list[float]] = defaultdict(list)
+        self.tops: dict[int, list[TopLogprobs]] = defaultdict(list)
         self.started: dict[int, Started] = {}
         self.ended: dict[int, Ended] = {}
         self.refused: dict[int, Refused] = {}
@@ -153,6 +157,10 @@ class EngineHarness:
                     self.started[event.handle] = event
                 case Refused():
                     self.refused[event.handle] = event
+                case PromptScored():
+                    assert event.first_position == len(self.scores[event.handle]) + 1, "scores have no gap"
+                    self.scores[event.handle] += event.logprobs
+                    self.tops[event.handle] += event.tops
                 case ChoiceEnded():
                     assert (event.handle, event.choice) not in self.reasons, "one end per choice"
                     self.reasons[event.handle, event.choice] = event.reason

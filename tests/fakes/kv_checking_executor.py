@@ -16,6 +16,7 @@ class KvCheckingExecutor:
         self._kv: list[list[int | None]] = []
         self.num_computed_tokens = 0
         self.batch_sizes: list[int] = []
+        self.num_output_rows: list[int] = []
 
     @property
     def profile(self) -> ModelProfile:
@@ -49,16 +50,29 @@ class KvCheckingExecutor:
             for position, token in zip(positions, batch.ids[begin:end].tolist(), strict=True):
                 before = 0 if position == 0 else self._read(table, position - 1)
                 self._kv[table[position // page_size]][position % page_size] = _link(before, token)
-        for row, sample in zip(batch.out_rows.tolist(), batch.sampling, strict=True):
+        num_outputs = len(batch.out_rows)
+        targets = [-1] * num_outputs if batch.targets is None else batch.targets.tolist()
+        scores: dict[int, float] = {}
+        for output, (row, sample) in enumerate(zip(batch.out_rows.tolist(), batch.sampling, strict=True)):
             i = int((batch.query_start[1:] > row).argmax())
-            assert row == batch.query_start[i + 1] - 1, "logits are wanted of a sequence's last token"
             history = [*sample.prompt_ids, *sample.output_ids]
-            assert len(history) == batch.context_len[i]
+            if targets[output] < 0:
+                assert row == batch.query_start[i + 1] - 1, "a token is drawn after a sequence's last one"
+                assert len(history) == batch.context_len[i]
+            else:
+                length = int(batch.positions[row]) + 1
+                assert targets[output] == history[length], "what is scored is the prompt's next token"
+                history = history[:length]
+                scores[output] = score(history, targets[output])
             value = 0
             for position, token in enumerate(history):
                 value = _link(value, token)
                 assert self._read(tables[i], position) == value, f"KV at {position} is of other tokens"
-        return self.sim.execute(batch)
+        result = self.sim.execute(batch)
+        for output, logprob in scores.items():
+            result.logprobs[output] = logprob
+        self.num_output_rows.append(num_outputs)
+        return result
 
     def close(self) -> None:
         self.sim.close()
@@ -74,6 +88,14 @@ class KvCheckingExecutor:
             written = set(table[first:])
             for j, other in enumerate(tables):
                 assert i == j or not written & set(other), "a page is written that another sequence reads"
+
+
+def score(before: list[int], token: int) -> float:
+    """A log-probability that tells which token follows which others."""
+    value = 0
+    for one in (*before, token):
+        value = _link(value, one)
+    return -(value % 4096) / 64
 
 
 def _link(before: int, token: int) -> int:

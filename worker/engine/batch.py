@@ -51,6 +51,8 @@ class Batch:
     """[O] rows of `ids` whose logits are wanted, ascending."""
     sampling: tuple[SampleRow, ...]
     """[O] parallel to `out_rows`."""
+    targets: Int32 | None = None
+    """[O] ids that follow and are scored instead of drawn; -1: one is drawn. None: all rows draw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,10 @@ class StepResult:
     """What one step drew."""
 
     token_ids: Int32
-    """[O]; undefined where `failed`."""
+    """[O] drawn, or the row's target; undefined where `failed`."""
     failed: NDArray[np.bool_]
     """[O] the row's logits held NaN or +Inf, or were all -Inf: that request ends, the others go on."""
     logprobs: NDArray[np.float32]
-    """[O] raw log-probability of the drawn token; 0 where it was not asked for."""
+    """[O] raw log-probability of that token; 0 where it was not asked for."""
     top: tuple[TopLogprobs | None, ...]
     """[O] alternatives where asked for."""

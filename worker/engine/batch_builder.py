@@ -1,8 +1,10 @@
 """Lays a step plan out as the arrays an executor takes. Knows nothing of scheduling."""
 
+from typing import NamedTuple
+
 import numpy as np
 
-from worker.engine.batch import Batch, Int32
+from worker.engine.batch import Batch, Int32, SampleRow
 from worker.engine.step_plan import StepPlan
 
 
@@ -32,17 +34,50 @@ def build_batch(plan: StepPlan) -> Batch:
     ids = np.concatenate([decodes.ids, *chunks])
     # Position = index in `ids` - where the sequence begins there + where it begins in the sequence.
     positions = np.arange(len(ids), dtype=np.int32) + np.repeat(starts - query_start[:-1], counts)
-    samples = [True] * num_decodes + [row.samples for row in prefills]
-    sampling = [*decodes.sample_rows, *(row.sequence.sample_row for row in prefills if row.samples)]
+    if any(row.num_scored for row in prefills):
+        outputs = _scoring_outputs(plan, query_start)
+    else:
+        samples = [True] * num_decodes + [row.samples for row in prefills]
+        sampling = [*decodes.sample_rows, *(row.sequence.sample_row for row in prefills if row.samples)]
+        outputs = Outputs((query_start[1:] - 1)[samples], tuple(sampling), None)
     return Batch(
         ids=ids,
         positions=positions,
         query_start=query_start,
         context_len=starts + counts,
         page_table=_page_table(plan),
-        out_rows=(query_start[1:] - 1)[samples],
-        sampling=tuple(sampling),
+        out_rows=outputs.rows,
+        sampling=outputs.sampling,
+        targets=outputs.targets,
     )
+
+
+class Outputs(NamedTuple):
+    """The part of a batch that says of which rows logits are wanted, and for what."""
+
+    rows: Int32
+    sampling: tuple[SampleRow, ...]
+    targets: Int32 | None
+
+
+def _scoring_outputs(plan: StepPlan, query_start: Int32) -> Outputs:
+    """Return the outputs of a step that scores prompts: of each chunk its scored rows, then the drawn one."""
+    rows = list(range(plan.num_decodes))
+    sampling = list(plan.decodes.sample_rows)
+    targets = [-1] * plan.num_decodes
+    starts = query_start[plan.num_decodes :].tolist()
+    for prefill, start, end in zip(plan.prefills, starts[:-1], starts[1:], strict=True):
+        scores = prefill.sequence.scores
+        if prefill.num_scored and scores is not None:
+            first = start + scores.num_scored - prefill.start
+            rows += range(first, first + prefill.num_scored)
+            sampling += [scores.row] * prefill.num_scored
+            targets += scores.targets(prefill.num_scored)
+        if prefill.samples:
+            rows.append(end - 1)
+            sampling.append(prefill.sequence.sample_row)
+            targets.append(-1)
+    return Outputs(np.array(rows, np.int32), tuple(sampling), np.array(targets, np.int32))
 
 
 def _page_table(plan: StepPlan) -> Int32:

@@ -41,6 +41,8 @@ class Submit:
     """Seconds from the moment the engine takes the command."""
     cache_opt_out: bool = False
     """Neither read nor publish cached KV."""
+    num_prompt_logprobs: int | None = None
+    """None: the prompt is not scored. Otherwise so many alternatives of each of its tokens, 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,7 +134,9 @@ class Intake:
         """End the choices that an earlier attempt has finished, or whose last token it has given."""
         finished = submit.finished or {}
         for sequence in request.sequences:
-            reason = finished.get(sequence.choice) or finish_reason(sequence)
+            # One without output ends when its prompt is computed.
+            reached = finish_reason(sequence) if sequence.output_ids else None
+            reason = finished.get(sequence.choice) or reached
             if reason is not None:
                 self.end_sequence(sequence, reason, now)
 
@@ -148,6 +150,7 @@ class Intake:
         if request.started_at is not None:
             self._report.tell(Started(request.handle, request.key, request.cached_tokens))
         for sequence in request.sequences:
+            self._report.prompt_scored(sequence, 1)
             received = submit.output_ids[sequence.choice] if sequence.choice < len(submit.output_ids) else ()
             self._report.repeat(sequence, len(received))
             if sequence.finish_reason is not None:

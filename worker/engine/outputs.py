@@ -3,13 +3,14 @@
 Knows nothing of connections: everything is addressed by the handle of its `Submit`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from services.domain.errors import ServeError
 from services.domain.generation import FinishReason, Usage
 from services.domain.ids import RequestKey, TenantId
 from services.domain.slices import SlicesInForce
+from worker.engine.batch import TopLogprobs
 from worker.engine.kv_events import KvEvent
 from worker.engine.step_tokens import StepTokens
 
@@ -49,6 +50,19 @@ class Preempted:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScored:
+    """Log-probabilities of further tokens of the prompt, for a request that asked for them."""
+
+    handle: int
+    first_position: int
+    """Place in the prompt of the first one, from 1: what comes first follows nothing."""
+    logprobs: Sequence[float]
+    """Raw, one for each token."""
+    tops: Sequence[TopLogprobs]
+    """Parallel to `logprobs`; empty where no alternatives were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceEnded:
     """The choice gives no more tokens."""
 
@@ -83,7 +97,7 @@ class Ended:
     """None when every choice ended by itself, or when cancelled."""
 
 
-Event = Accepted | Started | Refused | Preempted | ChoiceEnded | Ended
+Event = Accepted | Started | Refused | Preempted | PromptScored | ChoiceEnded | Ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

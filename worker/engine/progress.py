@@ -5,6 +5,7 @@ Knows rows and results; knows nothing of why a row was in the step.
 
 from services.domain.capacity import pages_for
 from services.domain.errors import BadRow, ErrorDetail
+from services.domain.generation import FinishReason
 from worker.engine.batch import StepResult
 from worker.engine.intake import Intake, finish_reason
 from worker.engine.report import StepReport
@@ -22,7 +23,8 @@ class Progress:
         self._report = report
 
     def make(self, plan: StepPlan, result: StepResult, now: float) -> None:
-        """Apply a plan's result. Rows of `result`: the decodes, then the prefills that sample."""
+        """Apply a plan's result. Rows of `result`: the decodes, then of each prefill the scored ones and
+        the one that samples."""
         # Sequences whose prefill ends here get a row of their own: those that have one come first.
         if plan.num_decodes:
             self._apply_decodes(plan, result, now)
@@ -51,17 +53,23 @@ class Progress:
 
     def _apply_prefills(self, plan: StepPlan, result: StepResult, now: float) -> None:
         index = plan.num_decodes
-        for seq, start, num_tokens, samples in plan.prefills:
-            drawn, index = index, index + samples
+        for seq, start, num_tokens, samples, num_scored in plan.prefills:
+            first, drawn = index, index + num_scored
+            index = drawn + samples
             if seq.state is not PREFILL:
                 # A sibling's bad row has ended its request in this very step.
                 continue
-            if samples and result.failed[drawn]:
+            if (samples and result.failed[drawn]) or (num_scored and result.failed[first:drawn].any()):
                 self._end_bad(seq, now)
                 continue
+            if num_scored:
+                self._take_scores(seq, result, first, drawn)
             self._advance(seq, start, num_tokens)
             if samples:
                 self._take_first(seq, drawn, result, now)
+            elif seq.num_computed == seq.num_tokens:
+                # No output was asked for: the prompt is all there is to compute.
+                self._intake.end_sequence(seq, FinishReason.LENGTH, now)
 
     def _end_bad(self, seq: Sequence, now: float) -> None:
         """End the request of a row whose logits are of no use.
@@ -87,6 +95,15 @@ class Progress:
         self._report.prompt_computed(seq.request.tenant, fresh)
         if end // page_size > seq.num_published:
             self._seating.publish(seq)
+
+    def _take_scores(self, seq: Sequence, result: StepResult, first: int, end: int) -> None:
+        """Take the scores that rows `first` to `end` gave of the prompt's next tokens, and tell them."""
+        scores = seq.scores
+        assert scores is not None, "only where they were asked for"
+        position = scores.num_scored + 1
+        tops = [top for top in result.top[first:end] if top is not None]
+        scores.add(result.logprobs[first:end].tolist(), tops)
+        self._report.prompt_scored(seq, position)
 
     def _take_first(self, seq: Sequence, drawn: int, result: StepResult, now: float) -> None:
         """Take the token that ends a prefill; from here on the sequence generates."""

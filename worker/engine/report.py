@@ -14,6 +14,7 @@ from worker.engine.decode_rows import DecodeRows
 from worker.engine.outputs import (
     Ended,
     Event,
+    PromptScored,
     Refused,
     Started,
     StepOutputs,
@@ -113,6 +114,14 @@ class StepReport:
             if logprob is not None:
                 top = sequence.top[first_position + index] if sequence.top else None
                 self._tokens.annotate(first + index, logprob, top)
+
+    def prompt_scored(self, sequence: Sequence, first_position: int) -> None:
+        """Tell all scores of the prompt's tokens from `first_position` on, if there are any."""
+        scores = sequence.scores
+        if scores is not None and first_position <= scores.num_scored:
+            index = first_position - 1
+            handle = sequence.request.handle
+            self.tell(PromptScored(handle, first_position, scores.logprobs[index:], scores.tops[index:]))
 
     def slices(self, waiting: Mapping[TenantId, tuple[int, float]], now: float) -> None:
         """Tell what is kept to of the slices, if that or what waits for a slice is not what was told last."""

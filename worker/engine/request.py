@@ -28,6 +28,7 @@ class Request:
         "handle",
         "held_pages",
         "key",
+        "num_prompt_logprobs",
         "page_seconds",
         "page_size",
         "pages_marked_at",
@@ -60,6 +61,7 @@ class Request:
         self.sampling = submit.sampling
         self.stop = submit.stop
         self.cache_opt_out = submit.cache_opt_out
+        self.num_prompt_logprobs = submit.num_prompt_logprobs
         limits = submit.limits
         self.submitted_at = now
         self.queue_deadline = _deadline(now, limits.queue_s)

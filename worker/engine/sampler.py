@@ -1,4 +1,4 @@
-"""Draws the next token of each output row from its logits.
+"""Draws the next token of each output row from its logits, or scores the one that is given.
 
 Knows nothing of models or batches: every row is treated by itself, from its own logits, history and random
 counter, so that its token is the same whatever else is in the batch. Order of operations:
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.domain.generation import SamplingParams
-from worker.engine.batch import SampleRow, StepResult, TopLogprobs
+from worker.engine.batch import Int32, SampleRow, StepResult, TopLogprobs
 from worker.engine.counter_random import uniform
 
 Float32 = NDArray[np.float32]
@@ -27,9 +27,14 @@ _FIRST_NUCLEUS = 64
 _RUN = 256
 
 
-def sample(logits: Float32, rows: Sequence[SampleRow]) -> StepResult:
-    """Draw one token for each row. logits: [O, V] float32, unchanged; rows: [O]."""
+def sample(logits: Float32, rows: Sequence[SampleRow], targets: Int32 | None = None) -> StepResult:
+    """Draw one token for each row. logits: [O, V] float32, unchanged; rows: [O].
+
+    Args:
+        targets: [O] see `Batch.targets`.
+    """
     num_rows = len(rows)
+    fixed = [-1] * num_rows if targets is None else targets.tolist()
     token_ids = np.zeros(num_rows, np.int32)
     failed = np.zeros(num_rows, np.bool_)
     logprobs = np.zeros(num_rows, np.float32)
@@ -45,7 +50,10 @@ def sample(logits: Float32, rows: Sequence[SampleRow]) -> StepResult:
         if not np.isfinite(adjusted[best]):
             failed[i] = True
             continue
-        token = best if row.params.temperature == 0 else _draw(adjusted, float(adjusted[best]), row)
+        if fixed[i] >= 0:
+            token = fixed[i]
+        else:
+            token = best if row.params.temperature == 0 else _draw(adjusted, float(adjusted[best]), row)
         token_ids[i] = token
         if row.params.num_logprobs is not None:
             logprobs[i], top[i] = _logprobs(raw, token, row.params.num_logprobs)

@@ -14,6 +14,7 @@ from services.domain.generation import FinishReason
 from services.domain.ids import BlockHash
 from worker.engine.batch import SampleRow, TopLogprobs
 from worker.engine.page_pool import PageId
+from worker.engine.prompt_scores import PromptScores
 
 if TYPE_CHECKING:
     from worker.engine.request import Request
@@ -62,6 +63,7 @@ class Sequence:
         "reserved",
         "row",
         "sample_row",
+        "scores",
         "skipped_steps",
         "state",
         "top",
@@ -85,7 +87,8 @@ class Sequence:
         self.pages: list[PageId] = []
         self.row: int | None = None
         """Its row among those that generate; None before and after."""
-        max_stored = len(self.prompt_ids) + request.stop.max_output_tokens - 1
+        num_prompt = len(self.prompt_ids)
+        max_stored = max(num_prompt, num_prompt + request.stop.max_output_tokens - 1)
         self.max_pages = pages_for(max_stored, self.page_size)
         """Pages of the worst case: the KV of the last output token is never written."""
         self.reserved = False
@@ -97,6 +100,9 @@ class Sequence:
         self.prefix_watch: tuple[int, int, int] | None = None
         """While waiting: identity, progress and step of the leader when it was last seen to move."""
         self.may_wait_for_prefix = not request.cache_opt_out
+        num_scores = request.num_prompt_logprobs
+        # The choices share their prompt: one of them scores it.
+        self.scores = None if num_scores is None or choice else PromptScores(self.prompt_ids, num_scores)
         self.finish_reason: FinishReason | None = None
         self.sample_row = SampleRow(
             params=request.sampling,
@@ -191,10 +197,16 @@ class Sequence:
         return self.hashes(num_pages * per_page)[per_page - 1 : num_pages * per_page : per_page]
 
     def reusable_pages(self) -> list[BlockHash]:
-        """Return the names of pages that a hit may take over: the last token is always computed again."""
+        """Return the names of pages that a hit may take over.
+
+        The last token is always computed again, and so is every one whose logits are still to score the next.
+        """
         if self.request.cache_opt_out:
             return []
-        return self.page_names((self.num_tokens - 1) // self.page_size)
+        num_tokens = self.num_tokens - 1
+        if self.scores is not None:
+            num_tokens = min(num_tokens, self.scores.num_reusable)
+        return self.page_names(num_tokens // self.page_size)
 
 
 SEATED = (DECODE, PREFILL, PREFIX_WAIT)

@@ -19,6 +19,8 @@ class PrefillRow(NamedTuple):
     num_tokens: int
     samples: bool
     """The last token's logits give the next token."""
+    num_scored: int
+    """Prompt tokens that this chunk's logits score: those that follow the scored ones of earlier chunks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from worker.engine.progress import Progress
 from worker.engine.report import StepReport
 from worker.engine.seating import Seating
 from worker.engine.sequence import DECODE, PREFILL, Sequence
-from worker.engine.step_plan import PrefillRow, StepPlan
+from worker.engine.step_plan import StepPlan
 
 IDLE_SLACK_S = 1.0
 """Seconds that a cached page may outstay its time while nothing else happens."""
@@ -106,13 +106,9 @@ class StepScheduler:
         self._at_slice = self._seating.waiting_for_slice
         self._report.slices(self._at_slice, now)
         # 4. Rows: all decodes, then prefill's shares.
-        rows: list[PrefillRow] = []
-        num_prefill = 0
         started = [seq for seq in self._seating.prefilling if seq.state is PREFILL]
-        for seq, num_tokens in share_prefill(started, budget, config.max_prefill_skips):
-            samples = seq.num_computed + num_tokens == seq.num_tokens
-            rows.append(PrefillRow(seq, seq.num_computed, num_tokens, samples))
-            num_prefill += num_tokens
+        rows = share_prefill(started, budget, config.max_prefill_skips, config.max_scored_tokens)
+        num_prefill = sum(row.num_tokens for row in rows)
         has_outputs = has_freed or not self._report.is_empty
         self._in_flight = StepPlan(
             self._step, decodes, len(decodes), tuple(rows), num_prefill, tuple(preempted), has_outputs

@@ -39,11 +39,15 @@ def _field_fault(submit: Submit, vocab_size: int) -> ServeError | None:
         return InvalidField("prompt", "is empty; at least one token is needed")
     if not 1 <= submit.num_choices <= MAX_CHOICES:
         return InvalidField("n", f"must be 1..{MAX_CHOICES}, got {submit.num_choices}")
-    if stop.max_output_tokens < 1:
-        return InvalidField("max_output_tokens", f"must be at least 1, got {stop.max_output_tokens}")
+    if stop.max_output_tokens < 0:
+        return InvalidField("max_output_tokens", f"must be at least 0, got {stop.max_output_tokens}")
     if not 0 <= stop.min_output_tokens <= stop.max_output_tokens:
         return InvalidField(
             "min_output_tokens", f"must be 0..{stop.max_output_tokens}, got {stop.min_output_tokens}"
+        )
+    if not 0 <= (submit.num_prompt_logprobs or 0) <= MAX_LOGPROBS:
+        return InvalidField(
+            "num_prompt_logprobs", f"must be 0..{MAX_LOGPROBS}, got {submit.num_prompt_logprobs}"
         )
     if submit.output_ids and len(submit.output_ids) != submit.num_choices:
         return InvalidField("output_ids", f"must have {submit.num_choices} entries")

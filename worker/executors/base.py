@@ -60,7 +60,7 @@ class Executor(Protocol):
         """Allocate the KV memory, once, before the first step."""
 
     def execute(self, batch: Batch) -> StepResult:
-        """Store the batch's keys and values, compute logits of `out_rows` and draw their tokens.
+        """Store the batch's keys and values, compute logits of `out_rows` and draw (or score) their tokens.
 
         A hit equals a miss: a row's logits depend on its own sequence's tokens only, bit for bit,
         whatever else is in the batch and however the prompt was cut into chunks.

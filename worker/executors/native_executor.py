@@ -170,7 +170,7 @@ class NativeExecutor:
             logits = self._run(batch)
             if self.on_logits is not None:
                 self.on_logits(batch, logits)
-            return sample(self._library, self._engine, logits, batch.sampling)
+            return sample(self._library, self._engine, logits, batch.sampling, batch.targets)
         except (NativeError, MemoryError) as exc:
             raise ExecutorFault(f"a step failed in the native executor: {exc}") from exc
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from services.domain.block_hash import BLOCK_SIZE
 from services.domain.ids import Namespace
-from worker.engine.batch import Batch, SampleRow, StepResult, TopLogprobs
+from worker.engine.batch import Batch, Int32, SampleRow, StepResult, TopLogprobs
 from worker.executors.base import ExecutorFault, ModelProfile
 
 
@@ -160,7 +160,7 @@ class SimExecutor:
         faults.running.wait()
         if faults.crash or (faults.crash_token is not None and faults.crash_token in batch.ids):
             raise ExecutorFault("simulated crash")
-        result = self.draw(batch.sampling)
+        result = self.draw(batch.sampling, batch.targets)
         seconds = (self.config.cost.step_seconds(batch) + faults.extra_step_s) * self.config.time_scale
         left = seconds - (self._clock() - started)
         if seconds > 0 and left > 0:
@@ -172,9 +172,9 @@ class SimExecutor:
         self.faults.running.set()
         self._prompts.clear()
 
-    def draw(self, rows: Sequence[SampleRow]) -> StepResult:
-        """Draw one token for each row, in no time. Bad rows fail."""
-        token_ids: list[int] = [0] * len(rows)
+    def draw(self, rows: Sequence[SampleRow], targets: Int32 | None = None) -> StepResult:
+        """Draw one token for each row, or take its target (`Batch.targets`), in no time. Bad rows fail."""
+        token_ids: list[int] = [-1] * len(rows) if targets is None else targets.tolist()
         failed = np.zeros(len(rows), np.bool_)
         logprobs = np.zeros(len(rows), np.float32)
         top: list[TopLogprobs | None] = [None] * len(rows)
@@ -191,7 +191,8 @@ class SimExecutor:
             index = crc32(place, self._prompt_digest(prompt_ids)) % size
             if row.forbidden_ids:
                 index = self._first_allowed(index, row.forbidden_ids)
-            token_ids[i] = palette[index]
+            if token_ids[i] < 0:
+                token_ids[i] = palette[index]
             if params.num_logprobs is not None:
                 logprobs[i] = logprob = -log(size)
                 num_top = min(params.num_logprobs, size)

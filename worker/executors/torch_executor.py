@@ -109,7 +109,7 @@ class TorchExecutor:
             raise ExecutorFault("a step failed in torch") from exc
         if self.on_logits is not None:
             self.on_logits(batch, logits)
-        return sample(logits, batch.sampling)
+        return sample(logits, batch.sampling, batch.targets)
 
     def close(self) -> None:
         """Drop the KV memory; weights go with the executor itself."""

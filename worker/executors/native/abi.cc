@@ -88,11 +88,11 @@ int32_t quire_step(QuireEngine* engine, const QuireBatch* batch, float* logits) 
 }
 
 int32_t quire_sample(QuireEngine* engine, const float* logits, int32_t vocab_size, int32_t num_rows,
-                     const QuireSampleRow* rows, int32_t max_top, int32_t* token_ids, uint8_t* failed,
-                     float* logprobs, int32_t* top_ids, float* top_logprobs) {
+                     const QuireSampleRow* rows, const int32_t* targets, int32_t max_top, int32_t* token_ids,
+                     uint8_t* failed, float* logprobs, int32_t* top_ids, float* top_logprobs) {
   const quire::Drawn drawn{max_top, token_ids, failed, logprobs, top_ids, top_logprobs};
   quire::Engine& own = engine->engine;
-  return guarded([&] { own.sampler().sample(own.pool(), logits, vocab_size, num_rows, rows, drawn); });
+  return guarded([&] { own.sampler().sample(own.pool(), logits, vocab_size, num_rows, rows, targets, drawn); });
 }
 
 int32_t quire_read_slot(const QuireEngine* engine, int32_t slot, float* out) {

@@ -162,11 +162,11 @@ int64_t quire_page_bytes(const QuireEngine* engine);
 // Runs the plan once. logits: [O, vocab]. Returns 0, or -1 with quire_last_error.
 int32_t quire_step(QuireEngine* engine, const QuireBatch* batch, float* logits);
 
-// Draws a token for each row of logits. token_ids, failed, logprobs: [num_rows];
-// top_ids, top_logprobs: [num_rows, max_top], rows of num_logprobs entries.
+// Draws a token for each row of logits. targets: null, or [num_rows] ids that are taken instead of drawn (-1: draw);
+// token_ids, failed, logprobs: [num_rows]; top_ids, top_logprobs: [num_rows, max_top], rows of num_logprobs entries.
 int32_t quire_sample(QuireEngine* engine, const float* logits, int32_t vocab_size, int32_t num_rows,
-                     const QuireSampleRow* rows, int32_t max_top, int32_t* token_ids, uint8_t* failed,
-                     float* logprobs, int32_t* top_ids, float* top_logprobs);
+                     const QuireSampleRow* rows, const int32_t* targets, int32_t max_top, int32_t* token_ids,
+                     uint8_t* failed, float* logprobs, int32_t* top_ids, float* top_logprobs);
 
 // Copies slot `slot` as the last step left it (tap mode); only right after a step, and only for slots whose
 // memory no later operation took.

@@ -178,7 +178,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "step": (c_int32, [c_void_p, POINTER(Batch), c_void_p]),
     "sample": (
         c_int32,
-        [c_void_p, c_void_p, c_int32, c_int32, POINTER(SampleRow), c_int32, *[c_void_p] * 5],
+        [c_void_p, c_void_p, c_int32, c_int32, POINTER(SampleRow), c_void_p, c_int32, *[c_void_p] * 5],
     ),
     "read_slot": (c_int32, [c_void_p, c_int32, c_void_p]),
 }

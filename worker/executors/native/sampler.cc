@@ -41,27 +41,33 @@ double uniform(uint64_t seed, int32_t choice, int64_t position) {
 }
 
 void Sampler::sample(Pool& pool, const float* logits, int32_t vocab_size, int32_t num_rows,
-                     const QuireSampleRow* rows, const Drawn& drawn) {
+                     const QuireSampleRow* rows, const int32_t* targets, const Drawn& drawn) {
   scratch_.resize(static_cast<size_t>(pool.num_threads()));
   pool.run(num_rows, [&](int64_t i, int thread) {
     Scratch& scratch = scratch_[static_cast<size_t>(thread)];
     const int32_t index = static_cast<int32_t>(i);
     drawn.token_ids[i] = 0;
     drawn.logprobs[i] = 0;
-    drawn.failed[i] = !draw_row(logits + i * vocab_size, vocab_size, rows[i], scratch, index, drawn);
+    const int32_t target = targets == nullptr ? -1 : targets[i];
+    drawn.failed[i] = !draw_row(logits + i * vocab_size, vocab_size, rows[i], target, scratch, index, drawn);
   });
 }
 
-bool Sampler::draw_row(const float* raw, int32_t vocab_size, const QuireSampleRow& row, Scratch& scratch,
-                       int32_t row_index, const Drawn& drawn) {
+bool Sampler::draw_row(const float* raw, int32_t vocab_size, const QuireSampleRow& row, int32_t target,
+                       Scratch& scratch, int32_t row_index, const Drawn& drawn) {
   const size_t size = static_cast<size_t>(vocab_size);
   const Best raw_best = find_best(raw, size);
   if (!std::isfinite(raw_best.value)) return false;
   const float* logits = adjust(raw, vocab_size, row, scratch);
   const Best best = logits == raw ? raw_best : find_best(logits, size);
   if (!std::isfinite(best.value)) return false;
-  drawn.token_ids[row_index] = row.temperature == 0 ? static_cast<int32_t>(best.index)
-                                                    : draw(logits, vocab_size, best.value, row, scratch);
+  if (target >= 0) {
+    check_ids(&target, 1, vocab_size);
+    drawn.token_ids[row_index] = target;
+  } else {
+    drawn.token_ids[row_index] = row.temperature == 0 ? static_cast<int32_t>(best.index)
+                                                      : draw(logits, vocab_size, best.value, row, scratch);
+  }
   if (row.num_logprobs >= 0) log_probabilities(raw, vocab_size, raw_best.value, row, row_index, scratch, drawn);
   return true;
 }

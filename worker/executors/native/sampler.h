@@ -24,9 +24,9 @@ struct Drawn {
 
 class Sampler {
  public:
-  // Throws std::invalid_argument for an id outside the vocabulary.
+  // targets: as in quire_sample. Throws std::invalid_argument for an id outside the vocabulary.
   void sample(Pool& pool, const float* logits, int32_t vocab_size, int32_t num_rows, const QuireSampleRow* rows,
-              const Drawn& drawn);
+              const int32_t* targets, const Drawn& drawn);
 
  private:
   // One thread's memory, kept from call to call.
@@ -41,8 +41,8 @@ class Sampler {
     std::vector<double> sums;
   };
 
-  static bool draw_row(const float* raw, int32_t vocab_size, const QuireSampleRow& row, Scratch& scratch,
-                       int32_t row_index, const Drawn& drawn);
+  static bool draw_row(const float* raw, int32_t vocab_size, const QuireSampleRow& row, int32_t target,
+                       Scratch& scratch, int32_t row_index, const Drawn& drawn);
   static const float* adjust(const float* raw, int32_t vocab_size, const QuireSampleRow& row, Scratch& scratch);
   static int32_t draw(const float* logits, int32_t vocab_size, float best, const QuireSampleRow& row,
                       Scratch& scratch);

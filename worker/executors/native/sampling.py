@@ -8,15 +8,22 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.engine.batch import SampleRow, StepResult, TopLogprobs
+from worker.engine.batch import Int32, SampleRow, StepResult, TopLogprobs
 from worker.executors.native.library import Library
 from worker.executors.native.library import SampleRow as NativeRow
 
 
 def sample(
-    library: Library, engine: int, logits: NDArray[np.float32], rows: Sequence[SampleRow]
+    library: Library,
+    engine: int,
+    logits: NDArray[np.float32],
+    rows: Sequence[SampleRow],
+    targets: Int32 | None = None,
 ) -> StepResult:
     """Draw one token for each row. logits: [O, V] float32, unchanged; rows: [O].
+
+    Args:
+        targets: [O] see `Batch.targets`.
 
     Raises:
         NativeError: A row names an id outside the vocabulary.
@@ -39,6 +46,7 @@ def sample(
             vocab_size,
             num_rows,
             native,
+            None if targets is None else targets.ctypes.data,
             max_top,
             *(array.ctypes.data for array in (token_ids, failed, logprobs, top_ids, top_logprobs)),
         )
