@@ -15,14 +15,14 @@ from services.chassis.telemetry import start_span, trace_id
 from services.domain.generation import FinishReason
 from services.domain.ids import RequestKey
 from worker.async_engine import LiveRequest
-from worker.engine.outputs import ChoiceEnded, Ended, Refused, StepOutputs
+from worker.engine.outputs import ChoiceEnded, Ended, Refused, StepOutputs, StepStats
 from worker.executors.base import KernelUse
 
 _log = structlog.get_logger()
 
 
 class StepMetrics:
-    """Counts steps, in about 30 us each. Gauges are set from the step's own numbers, never counted up."""
+    """Counts steps. Gauges are the last step's own numbers, set when somebody asks, and never counted up."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._pages = metrics.gauge("quire_kv_pages", "KV pages by state", ["state"])
@@ -51,6 +51,8 @@ class StepMetrics:
             "quire_requests_finished_total", "Choices that ended well, and requests that did not", ["reason"]
         )
         self._seen_states: set[str] = set()
+        self._last: StepStats | None = None
+        metrics.before_render(self._set_gauges)
         # The series that dashboards ask for exist from the start.
         for reason in FinishReason:
             self._finished.add(0, reason)
@@ -59,16 +61,7 @@ class StepMetrics:
 
     def on_step(self, outputs: StepOutputs) -> None:
         """Take in one step."""
-        stats = outputs.stats
-        self._pages.set(stats.free_pages, "free")
-        self._pages.set(stats.cached_pages, "cached")
-        self._pages.set(stats.held_pages, "held")
-        self._requests.set(stats.waiting, "waiting")
-        self._requests.set(stats.running, "running")
-        self._seen_states.update(stats.states)
-        for state in self._seen_states:
-            self._sequences.set(stats.states.get(state, 0), state)
-        self._oldest.set(stats.oldest_waiting_s)
+        self._last = stats = outputs.stats
         for to, pages in stats.transitions.items():
             self._transitions.add(pages, to)
         for result, tokens in stats.prefix_tokens.items():
@@ -85,7 +78,22 @@ class StepMetrics:
             self._step.observe(stats.step_s, phase_of(stats.num_prefill_tokens, stats.num_decode_tokens))
             self._tokens.add(stats.num_prefill_tokens, "prefill")
             self._tokens.add(stats.num_decode_tokens, "decode")
-        self._count_ends(outputs)
+        if outputs.events:
+            self._count_ends(outputs)
+
+    def _set_gauges(self) -> None:
+        stats = self._last
+        if stats is None:
+            return
+        self._pages.set(stats.free_pages, "free")
+        self._pages.set(stats.cached_pages, "cached")
+        self._pages.set(stats.held_pages, "held")
+        self._requests.set(stats.waiting, "waiting")
+        self._requests.set(stats.running, "running")
+        self._seen_states.update(stats.states)
+        for state in self._seen_states:
+            self._sequences.set(stats.states.get(state, 0), state)
+        self._oldest.set(stats.oldest_waiting_s)
 
     def _count_ends(self, outputs: StepOutputs) -> None:
         for event in outputs.events:

@@ -1,6 +1,6 @@
 """An executor without weights: it takes the time a model would take and draws deterministic tokens.
 
-A token is a pure function of (prompt, history, seed, choice, position), so a preempted, resumed, batched or
+A token is a pure function of (prompt, last token, seed, choice, position): a preempted, resumed, batched or
 cached sequence gives the same tokens, and different prompts give different ones. It draws uniformly from a
 palette; of the sampling parameters it honours the seed, forbidden ids and logprobs. Serves load tests and
 `bench`; knows nothing of scheduling.
@@ -9,14 +9,16 @@ palette; of the sampling parameters it honours the seed, forbidden ids and logpr
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import log
+from operator import is_
 from struct import Struct
 from threading import Event
 from zlib import crc32
 
 import numpy as np
+from numpy.typing import NDArray
 
 from services.domain.block_hash import BLOCK_SIZE
 from services.domain.ids import Namespace
@@ -101,8 +103,19 @@ class SimFaults:
         self.running.set()
 
 
-_PLACE = Struct("<QIII")
-"""Seed, choice, position and last token of a row."""
+_CHOICE = Struct("<QI")
+"""Seed and number of a choice."""
+_HALF = np.uint64(32)
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Spread every bit of the values [O] over all of them.
+
+    Source: Steele et al., OOPSLA '14, "Fast Splittable Pseudorandom Number Generators": its mix64.
+    """
+    values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return values ^ values >> np.uint64(31)
 
 
 class SimExecutor:
@@ -122,7 +135,11 @@ class SimExecutor:
         self.faults = faults if faults is not None else SimFaults()
         self._clock = clock
         self._sleep = sleep
-        self._palette = tuple(config.palette) or range(config.vocab_size)
+        self._palette = np.array(tuple(config.palette) or range(config.vocab_size), np.int32)
+        # The last step's rows and what was made of them: a row stays the same as long as its sequence lives.
+        self._rows: tuple[SampleRow, ...] = ()
+        self._keys = np.zeros(0, np.uint64)
+        self._are_plain = True
         self._num_pages: int | None = None
         self._prompts: OrderedDict[int, tuple[Sequence[int], int]] = OrderedDict()
         identity = blake2b(repr((config.model, config.vocab_size, tuple(config.palette))).encode())
@@ -160,7 +177,8 @@ class SimExecutor:
         faults.running.wait()
         if faults.crash or (faults.crash_token is not None and faults.crash_token in batch.ids):
             raise ExecutorFault("simulated crash")
-        result = self.draw(batch.sampling, batch.targets)
+        out_rows = batch.out_rows
+        result = self._draw(batch.sampling, batch.positions[out_rows], batch.ids[out_rows], batch.targets)
         seconds = (self.config.cost.step_seconds(batch) + faults.extra_step_s) * self.config.time_scale
         left = seconds - (self._clock() - started)
         if seconds > 0 and left > 0:
@@ -173,42 +191,69 @@ class SimExecutor:
         self._prompts.clear()
 
     def draw(self, rows: Sequence[SampleRow], targets: Int32 | None = None) -> StepResult:
-        """Draw one token for each row, or take its target (`Batch.targets`), in no time. Bad rows fail."""
-        token_ids: list[int] = [-1] * len(rows) if targets is None else targets.tolist()
-        failed = np.zeros(len(rows), np.bool_)
-        logprobs = np.zeros(len(rows), np.float32)
-        top: list[TopLogprobs | None] = [None] * len(rows)
+        """Draw one token for each row by itself, or take its target, in no time. Bad rows fail."""
+        positions = [len(row.prompt_ids) + row.position - 1 for row in rows]
+        last_ids = [row.output_ids[-1] if row.output_ids else row.prompt_ids[-1] for row in rows]
+        return self._draw(rows, np.array(positions, np.int32), np.array(last_ids, np.int32), targets)
+
+    def _draw(
+        self, rows: Sequence[SampleRow], positions: Int32, last_ids: Int32, targets: Int32 | None = None
+    ) -> StepResult:
+        """Draw one token for each row after `last_ids` [O] at `positions` [O], or take its target."""
+        if not (len(rows) == len(self._rows) and all(map(is_, rows, self._rows))):
+            self._rows = tuple(rows)
+            self._keys = np.array([self._key(row) for row in rows], np.uint64)
+            self._are_plain = not any(
+                row.forbidden_ids or row.params.num_logprobs is not None for row in rows
+            )
+        places = _mixed(
+            self._keys + _mixed(positions.astype(np.uint64) << _HALF | last_ids.astype(np.uint64))
+        )
+        indices = places % np.uint64(len(self._palette))
+        num_rows = len(rows)
+        result = StepResult(
+            token_ids=self._palette[indices],
+            failed=np.zeros(num_rows, np.bool_),
+            logprobs=np.zeros(num_rows, np.float32),
+            top=(None,) * num_rows,
+        )
+        if targets is not None:
+            given = targets >= 0
+            result.token_ids[given] = targets[given]
+        if self._are_plain and self.faults.bad_token is None:
+            return result
+        return self._with_wishes(rows, indices.tolist(), result, targets)
+
+    def _with_wishes(
+        self, rows: Sequence[SampleRow], indices: list[int], result: StepResult, targets: Int32 | None
+    ) -> StepResult:
+        """Keep from forbidden ids, tell log-probabilities, let bad rows fail."""
         palette, size = self._palette, len(self._palette)
-        bad_token = self.faults.bad_token
+        top: list[TopLogprobs | None] = [None] * len(rows)
         for i, row in enumerate(rows):
-            prompt_ids, output_ids = row.prompt_ids, row.output_ids
-            if bad_token is not None and bad_token in prompt_ids:
-                failed[i] = True
+            if self.faults.bad_token is not None and self.faults.bad_token in row.prompt_ids:
+                result.failed[i] = True
                 continue
-            params = row.params
-            last = output_ids[-1] if output_ids else 0
-            place = _PLACE.pack(params.seed, row.choice, row.position, last)
-            index = crc32(place, self._prompt_digest(prompt_ids)) % size
-            if row.forbidden_ids:
-                index = self._first_allowed(index, row.forbidden_ids)
-            if token_ids[i] < 0:
-                token_ids[i] = palette[index]
-            if params.num_logprobs is not None:
-                logprobs[i] = logprob = -log(size)
-                num_top = min(params.num_logprobs, size)
+            index = self._first_allowed(indices[i], row.forbidden_ids)
+            if targets is None or targets[i] < 0:
+                result.token_ids[i] = palette[index]
+            if row.params.num_logprobs is not None:
+                result.logprobs[i] = logprob = -log(size)
+                num_top = min(row.params.num_logprobs, size)
                 if num_top:
-                    ids = tuple(palette[(index + k) % size] for k in range(num_top))
+                    ids = tuple(int(palette[(index + k) % size]) for k in range(num_top))
                     top[i] = TopLogprobs(ids, (logprob,) * num_top)
-        drawn = np.array(token_ids, np.int32)
-        return StepResult(token_ids=drawn, failed=failed, logprobs=logprobs, top=tuple(top))
+        return replace(result, top=tuple(top))
+
+    def _key(self, row: SampleRow) -> int:
+        """Return what all draws of a row's choice have in common."""
+        return crc32(_CHOICE.pack(row.params.seed, row.choice), self._prompt_digest(row.prompt_ids))
 
     def _first_allowed(self, index: int, forbidden_ids: frozenset[int]) -> int:
         """Return the first place in the palette from `index` on whose id may be drawn; `index` if none."""
-        size = len(self._palette)
-        allowed = (
-            i % size for i in range(index, index + size) if self._palette[i % size] not in forbidden_ids
-        )
-        return next(allowed, index)
+        palette, size = self._palette, len(self._palette)
+        allowed = (i for i in range(index, index + size) if palette[i % size] not in forbidden_ids)
+        return next(allowed, index) % size
 
     def _prompt_digest(self, prompt_ids: Sequence[int]) -> int:
         """Return a digest of the prompt, remembered by identity: a prompt is hashed once, not per token."""
