@@ -4,6 +4,7 @@ Wires configuration, manager, copy, streams and probes; decides nothing.
 """
 
 import asyncio
+import contextlib
 import sys
 import time
 from collections.abc import Mapping
@@ -11,13 +12,14 @@ from functools import partial
 
 import structlog
 
-from kvmanager.config import KvManagerConfig, load_config
+from kvmanager.config import CapSources, KvManagerConfig, load_config
 from kvmanager.core.eviction_policy import EvictionPolicy
 from kvmanager.core.index_copy import IndexCopy
 from kvmanager.manager import Manager
 from kvmanager.metrics import IndexMetrics
 from kvmanager.service import SERVICE_NAME, KvManagerService
 from kvmanager.stores.redis import RedisIndexCopy
+from kvmanager.stores.tenant_caps import PublishedCaps
 from protos.kvmanager.v1 import kvmanager_pb2_grpc
 from services.chassis import lifecycle
 from services.chassis.build import BUILD
@@ -49,10 +51,12 @@ STOP_GRACE_S = 2.0
 _log = structlog.get_logger()
 
 
-async def serve(config: KvManagerConfig, caps: Mapping[TenantId, int], life: Lifecycle) -> None:
+async def serve(config: KvManagerConfig, sources: CapSources, life: Lifecycle) -> None:
     """Serve until told to stop."""
     metrics = Metrics()
     store = None if config.redis_url is None else connect(config.redis_url)
+    published = None if store is None else PublishedCaps(store)
+    caps = sources.with_published({} if published is None else await first_caps(published))
     copy = None if store is None else RedisIndexCopy(store)
     policy = EvictionPolicy(version=life.epoch, order=config.eviction_order, idle_ttl_s=config.idle_ttl_s)
     manager = Manager(
@@ -77,6 +81,8 @@ async def serve(config: KvManagerConfig, caps: Mapping[TenantId, int], life: Lif
         await server.start()
         life.spawn(_tick(manager), name="tick")
         life.spawn(sample_loop_lag(metrics), name="loop_lag")
+        if published is not None:
+            life.spawn(follow_caps(published, sources, manager, service), name="caps")
         if manager.writer is not None:
             life.spawn(manager.writer.run(), name="index_copy")
         health.set_serving()
@@ -107,6 +113,29 @@ async def restore(manager: Manager, copy: IndexCopy | None) -> None:
     manager.restore(copied, time.monotonic())
 
 
+async def first_caps(published: PublishedCaps) -> Mapping[TenantId, int]:
+    """Return what was published last; nothing while Redis does not answer, then it comes later."""
+    try:
+        return await published.read() or {}
+    except DependencyDown as error:
+        _log.warning("caps_unreadable", error=type(error).__name__)
+        return {}
+
+
+async def follow_caps(
+    published: PublishedCaps, sources: CapSources, manager: Manager, service: KvManagerService
+) -> None:
+    """Keep to what the admin door publishes, within a tick; while Redis is silent the last caps hold."""
+    while True:
+        await next_tick(TICK_S)
+        with contextlib.suppress(DependencyDown):
+            changed = await published.read()
+            if changed is not None:
+                manager.set_caps(sources.with_published(changed), time.monotonic())
+                service.tell_caps()
+                _log.info("caps_changed", num_caps=len(manager.caps))
+
+
 async def _tick(manager: Manager) -> None:
     while True:
         manager.tick(time.monotonic())
@@ -115,12 +144,12 @@ async def _tick(manager: Manager) -> None:
 
 def main() -> int:
     """Read the configuration and serve; return the exit code."""
-    config, caps = load_config()
+    config, sources = load_config()
     check_bind(config.host, config.insecure, config.tls_cert is not None)
     configure_logging(config.name, level=config.log_level)
     end_tracing = configure_tracing(config.name, config.trace)
     try:
-        return lifecycle.run(config.name, partial(serve, config, caps))
+        return lifecycle.run(config.name, partial(serve, config, sources))
     finally:
         end_tracing()
 

@@ -32,7 +32,7 @@ class KvManagerConfig:
     redis_url: str | None = None
     """redis://host:port/db for the copy of the index; without one it does not outlive this process."""
     tenant_cap: tuple[str, ...] = ()
-    """TENANT=PAGES: most KV pages of a tenant over all workers; goes before the file's kv_pages."""
+    """TENANT=PAGES: most KV pages of a tenant over all workers; goes before all others."""
     expect_workers: int = 1
     """Workers that will come: as they start each gets an equal slice of a tenant's cap. One that comes beside
     them gets its share once the others have given it up."""
@@ -66,17 +66,29 @@ class KvManagerConfig:
             _cap_of_flag(text)
 
 
+@dataclass(frozen=True, slots=True)
+class CapSources:
+    """Where the caps of tenants, in pages, come from."""
+
+    file: Mapping[TenantId, int]
+    flags: Mapping[TenantId, int]
+
+    def with_published(self, published: Mapping[TenantId, int]) -> dict[TenantId, int]:
+        """Return the caps that hold beside those that the gateways' admin door has published."""
+        return {**self.file, **published, **self.flags}
+
+
 def load_config(
     argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
-) -> tuple[KvManagerConfig, dict[TenantId, int]]:
-    """Return the configuration and the caps of tenants in pages.
+) -> tuple[KvManagerConfig, CapSources]:
+    """Return the configuration and the caps of tenants.
 
     Raises:
         ConfigError: One line naming the field, the rule and what was given.
     """
     config = load(KvManagerConfig, "kvmanager", argv=argv, environ=environ)
     caps = _caps_of_file(_config_file(argv, os.environ if environ is None else environ))
-    return config, caps | dict(_cap_of_flag(text) for text in config.tenant_cap)
+    return config, CapSources(caps, dict(_cap_of_flag(text) for text in config.tenant_cap))
 
 
 def _config_file(argv: Sequence[str] | None, environ: Mapping[str, str]) -> str | None:

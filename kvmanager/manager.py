@@ -94,6 +94,16 @@ class Manager:
             )
         _log.info("index_restored", num_workers=len(copied), num_blocks=sum(len(c.blocks) for c in copied))
 
+    def set_caps(self, caps: Mapping[TenantId, int], now: float) -> None:
+        """Hold tenants to other caps from now on, on every worker."""
+        for tenant in self.caps.keys() - caps.keys():
+            self._metrics.slice_pages.set(0, tenant)
+        self.caps = dict(caps)
+        self._slices.change_caps(caps)
+        for worker in self._workers:
+            self._push_slices(worker)
+        self._move_slices(now)
+
     def history_unknown(self, now: float) -> None:
         """Note that workers may keep to slices of an earlier boot, and that no copy names them."""
         if self.caps:

@@ -48,6 +48,7 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
         self._epoch = epoch
         self._build = build
         self._outboxes: set[Outbox[Any]] = set()
+        self._schedulers: set[Outbox[pb.MatchResponse]] = set()
         self._draining = False
 
     def drain(self) -> None:
@@ -55,6 +56,11 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
         self._draining = True
         for outbox in self._outboxes:
             outbox.close()
+
+    def tell_caps(self) -> None:
+        """Tell every scheduler the caps as they are now."""
+        for outbox in self._schedulers:
+            outbox.put_nowait(self._caps())
 
     async def ConnectWorker(
         self, requests: AsyncIterator[pb.ConnectWorkerRequest], context: grpc.aio.ServicerContext
@@ -88,8 +94,7 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
         check_peer(first.hello)
         outbox: Outbox[pb.MatchResponse] = Outbox()
         outbox.put_nowait(pb.MatchResponse(welcome=self._peer()))
-        caps = {str(tenant): pages for tenant, pages in self._manager.caps.items()}
-        outbox.put_nowait(pb.MatchResponse(caps=pb.Caps(max_pages=caps)))
+        outbox.put_nowait(self._caps())
         _log.info("scheduler_connected", scheduler=first.hello.name, epoch=first.hello.epoch)
 
         def on_message(message: pb.MatchRequest) -> None:
@@ -97,10 +102,12 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
                 self._on_query(message.query, outbox)
 
         self._outboxes.add(outbox)
+        self._schedulers.add(outbox)
         try:
             await serve_duplex(context, requests, outbox, on_message, _match_heartbeat)
         finally:
             self._outboxes.discard(outbox)
+            self._schedulers.discard(outbox)
 
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext
@@ -189,6 +196,10 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
             first_miss_token=answer.num_cached * BLOCK_SIZE,
             index_version=answer.index_version,
         )
+
+    def _caps(self) -> pb.MatchResponse:
+        caps = {str(tenant): pages for tenant, pages in self._manager.caps.items()}
+        return pb.MatchResponse(caps=pb.Caps(max_pages=caps))
 
     def _peer(self) -> types_pb2.Peer:
         return peer_to_pb(self._name, self._epoch(), self._build)

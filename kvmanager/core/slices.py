@@ -87,6 +87,27 @@ class SliceBook:
         """Workers that may keep to slices not known here, and until when; None stands for any worker."""
         self._joined_at = float("-inf")
 
+    def change_caps(self, caps: Mapping[TenantId, int]) -> None:
+        """Hold tenants to other caps; every worker is to be pushed to afterwards.
+
+        Limits never sum up to more than the new cap. What workers gave no answer on still counts, so that a
+        cut gives nothing out before it was made. Whoever loses its cap may hold the whole pool again.
+        """
+        present = [entry for entry in self._workers.values() if entry.gone_until is None]
+        for entry in self._workers.values():
+            entry.slices = {
+                tenant: entry.slices[tenant] if tenant in entry.slices else _Slice() for tenant in caps
+            }
+        for tenant, cap in caps.items():
+            if tenant not in self._caps:
+                for entry in present:
+                    entry.slices[tenant].limit = min(entry.total_pages, cap // len(present))
+            total = sum(entry.slices[tenant].limit for entry in self._workers.values())
+            if total > cap:
+                for entry in self._workers.values():
+                    entry.slices[tenant].limit = entry.slices[tenant].limit * cap // total
+        self._caps = dict(caps)
+
     def expect_back(self, worker: WorkerId | None, now: float) -> None:
         """Give nothing out until this worker of an earlier time has come back or is surely gone.
 

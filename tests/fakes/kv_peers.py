@@ -7,12 +7,14 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from kvmanager.__main__ import restore
+from kvmanager.__main__ import follow_caps, restore
+from kvmanager.config import CapSources
 from kvmanager.core.eviction_policy import EvictionPolicy
 from kvmanager.manager import Manager
 from kvmanager.metrics import IndexMetrics
 from kvmanager.service import KvManagerService
 from kvmanager.stores.redis import RedisIndexCopy
+from kvmanager.stores.tenant_caps import PublishedCaps
 from protos.kvmanager.v1 import kvmanager_pb2 as pb
 from protos.kvmanager.v1 import kvmanager_pb2_grpc
 from protos.types.v1 import types_pb2
@@ -66,8 +68,9 @@ async def serving(
 ) -> AsyncIterator[Served]:
     store = None if redis_url is None else connect(redis_url)
     copy = None if store is None else RedisIndexCopy(store)
+    sources = CapSources(file={TenantId("t"): 100}, flags={})
     manager = Manager(
-        caps={TenantId("t"): 100},
+        caps=sources.file,
         policy=policy or EvictionPolicy(),
         metrics=IndexMetrics(Metrics()),
         copy=copy,
@@ -83,6 +86,9 @@ async def serving(
     await server.start()
     channel = create_channel(f"127.0.0.1:{port}")
     work = [asyncio.create_task(_tick(manager))]
+    if store is not None:
+        caps = follow_caps(PublishedCaps(store), sources, manager, service)
+        work.append(asyncio.create_task(caps))
     if manager.writer is not None:
         work.append(asyncio.create_task(manager.writer.run()))
     try:

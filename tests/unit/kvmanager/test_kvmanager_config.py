@@ -6,6 +6,7 @@ import pytest
 
 from kvmanager.config import load_config
 from services.chassis.config import ConfigError
+from services.domain.ids import TenantId
 
 FILE = """
 [kvmanager]
@@ -30,15 +31,22 @@ def write(folder: Path, text: str) -> str:
 def test_defaults_listen_on_loopback_and_cap_nobody() -> None:
     config, caps = load_config([], {})
     assert (config.host, config.port, config.probe_port, config.redis_url) == ("127.0.0.1", 50053, 9102, None)
-    assert caps == {}
+    assert caps.with_published({}) == {}
 
 
 def test_caps_come_from_the_tenants_of_the_file_and_from_flags(tmp_path: Path) -> None:
     path = write(tmp_path, FILE)
     config, caps = load_config(["--config", path, "--tenant-cap", "blue=7", "--tenant-cap=red=8"], {})
     assert config.port == 7000
-    assert caps == {"red": 8, "blue": 7}
-    assert load_config([], {"QUIRE_CONFIG": path})[1] == {"red": 100}
+    assert caps.with_published({}) == {"red": 8, "blue": 7}
+    assert load_config([], {"QUIRE_CONFIG": path})[1].with_published({}) == {"red": 100}
+
+
+def test_what_is_published_goes_before_the_file_and_behind_flags(tmp_path: Path) -> None:
+    path = write(tmp_path, FILE)
+    caps = load_config(["--config", path, "--tenant-cap", "blue=7"], {})[1]
+    published = {TenantId("red"): 5, TenantId("blue"): 6, TenantId("green"): 4}
+    assert caps.with_published(published) == {"red": 5, "blue": 7, "green": 4}
 
 
 def test_the_idle_time_to_live_is_none_by_default_and_bounded() -> None:

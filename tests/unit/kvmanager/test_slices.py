@@ -271,3 +271,39 @@ def test_one_that_does_not_come_back_after_a_restart_holds_pages_back_for_a_time
     assert fleet.limit(A) == 0
     fleet.rebalance(1.0)
     assert fleet.limit(A) == 100
+
+
+OTHER = TenantId("other")
+
+
+def test_a_lowered_cap_is_cut_at_once_and_given_out_only_when_it_was_given_up() -> None:
+    fleet = two(cap=100)
+    fleet.hold(A, 50)
+    fleet.silent = {A, B}
+    fleet.book.change_caps({T: 20})
+    assert sum(fleet.limits) <= 20
+    assert fleet.book.in_force(T) == 100  # Neither has said yet that it keeps to less.
+    fleet.silent = set()
+    for worker in (A, B):
+        fleet.push(worker)
+    assert fleet.book.in_force(T) == 50 + fleet.limits[1]  # What runs on A runs to its end.
+    fleet.hold(A, 0)
+    fleet.rebalance(1.0)
+    assert fleet.book.in_force(T) <= 20
+    assert sum(fleet.limits) == 20
+
+
+def test_a_raised_cap_grows_the_slices() -> None:
+    fleet = two(cap=20)
+    fleet.book.change_caps({T: 100})
+    fleet.rebalance(1.0)
+    assert sum(fleet.limits) == 100
+
+
+def test_a_tenant_that_gets_a_cap_later_is_cut_to_shares_of_it_and_back() -> None:
+    fleet = two(cap=40)
+    fleet.book.change_caps({T: 40, OTHER: 30})
+    assert [fleet.book.push(worker)[1] for worker in (A, B)] == [{T: 20, OTHER: 15}, {T: 20, OTHER: 15}]
+    assert fleet.book.in_force(OTHER) == 30
+    fleet.book.change_caps({OTHER: 30})
+    assert [fleet.book.push(worker)[1] for worker in (A, B)] == [{OTHER: 15}, {OTHER: 15}]
