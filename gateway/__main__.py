@@ -20,7 +20,7 @@ from gateway.http.app import build_app
 from gateway.http.server import HttpServer
 from gateway.models import LocalModel, load_model
 from gateway.service import SERVICE_NAME, GatewayService
-from gateway.stores.quota import RedisQuota
+from gateway.stores.quota_redis import RedisQuota
 from gateway.wiring import Parts, build_parts
 from protos.gateway.v1 import gateway_pb2_grpc
 from services.artifacts.errors import ArtifactError
@@ -60,6 +60,7 @@ async def serve(config: GatewayConfig, tenants: Sequence[TenantEntry], life: Lif
     if not config.server_key:
         _log.warning("server_key_drawn")
     redis = connect(config.redis_url, limit_s=config.redis_limit_ms / 1000)
+    background = connect(config.redis_url, limit_s=config.redis_limit_ms / 1000)
     channel = create_channel(config.scheduler)
     executor = ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenize")
     parts = build_parts(
@@ -69,7 +70,7 @@ async def serve(config: GatewayConfig, tenants: Sequence[TenantEntry], life: Lif
         models=load_models(config),
         tenants=static_tenants(tenants, server_key),
         server_key=server_key,
-        quota=RedisQuota(redis),
+        quota=RedisQuota(redis, background),
         executor=executor,
         metrics=metrics,
         max_live=config.max_live,
@@ -95,6 +96,7 @@ async def serve(config: GatewayConfig, tenants: Sequence[TenantEntry], life: Lif
         await drain(parts, health, server, http, life.drain_limit_s - DRAIN_MARGIN_S)
     await channel.close()
     await redis.close()
+    await background.close()
     executor.shutdown(wait=False, cancel_futures=True)
 
 

@@ -70,11 +70,10 @@ def ending_of(run: Run, usage: Usage) -> Ending:
     return run.receipt or Failed.of(run.live.id, run.error or _CANCELLED, usage)
 
 
-def billed_tokens(run: Run, usage: Usage) -> int:
-    """Return the tokens a quota is charged: nothing for what never began or failed by our own fault."""
-    has_begun = run.live.has_started or run.live.first_token_at is not None
+def billed(run: Run, usage: Usage) -> Usage:
+    """Return the usage a quota is charged: nothing for what never began or failed by our own fault."""
     ours = run.error is not None and run.error.code is Code.INTERNAL
-    return usage.prompt_tokens + usage.output_tokens if has_begun and not ours else 0
+    return usage if run.live.has_begun and not ours else Usage()
 
 
 def _miss_of(run: Run, placement: Placement) -> tuple[MissReason, int]:

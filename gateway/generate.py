@@ -10,8 +10,10 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
-from gateway.accounts import Run, billed_tokens, ending_of, outcome_of, receipt_of
+from gateway.accounts import Run, billed, ending_of, outcome_of, receipt_of
+from gateway.charge import Charge
 from gateway.core.auth import Authenticator
 from gateway.core.deadlines import Deadlines
 from gateway.core.ending import encode_ending
@@ -31,7 +33,7 @@ from gateway.stores.quota import QuotaStore, Reservation, Settlement
 from services.artifacts.long_text import TooManyTokens
 from services.chassis.telemetry import inject, start_span, trace_id
 from services.domain.errors import DependencyDown, Draining, ErrorDetail, ServeError
-from services.domain.generation import Limits
+from services.domain.generation import Limits, RequestClass, StopParams
 from services.domain.ids import RequestId, TenantId
 
 TRACEPARENT_CHARS = 55
@@ -105,7 +107,7 @@ class Generate:
         )
         live = run.live
         try:
-            await self._prepare(run)
+            await self._prepare(run, caller)
             while True:
                 events = live.take()
                 if live.first_token_at is not None and run.ttft_s is None:
@@ -163,7 +165,7 @@ class Generate:
         onward = inject(span) or (traceparent[:TRACEPARENT_CHARS] if trace_id(traceparent) else "")
         return Run(live=live, request=request, span=span, traceparent=onward)
 
-    async def _prepare(self, run: Run) -> None:
+    async def _prepare(self, run: Run, caller: Caller) -> None:
         """Do everything up to the request's submission, or until only the place is missing."""
         request, tenant = run.request, run.live.tenant
         model = self.models.find(request.model)
@@ -176,6 +178,7 @@ class Generate:
         except TooManyTokens as exc:
             raise too_long(request, options, max_tokens) from exc
         stop = check_prompt(request, tenant, options, model.profile, len(prompt.ids))
+        request_class = class_of(request, len(prompt.ids), self.settings.long_from_tokens)
         plan = make_plan(
             run,
             model,
@@ -183,36 +186,53 @@ class Generate:
             stop,
             prompt,
             salt=salt,
-            request_class=class_of(request, len(prompt.ids), self.settings.long_from_tokens),
+            request_class=request_class,
         )
         # The quota is reserved while the scheduler looks for a place, and no work begins before it is. A
         # tenant that was refused last time is asked first, so that refusals cost the scheduler nothing.
+        charge = self._charge(run, caller, options, stop, len(prompt.ids), request_class)
         is_doubtful = tenant.id in self.doubtful
         if not is_doubtful:
             run.live.ask(plan)
-        await self._reserve(run, options.num_choices * stop.max_output_tokens + len(prompt.ids), options)
+        await self._reserve(run, charge)
         if is_doubtful:
             run.live.ask(plan)
         run.live.allow()
 
-    async def _reserve(self, run: Run, num_tokens: int, options: Options) -> None:
+    def _charge(
+        self,
+        run: Run,
+        caller: Caller,
+        options: Options,
+        stop: StopParams,
+        prompt_tokens: int,
+        request_class: RequestClass,
+    ) -> Charge:
+        account_now = partial(
+            self.auth.account_of, caller, model=run.request.model, request_class=request_class
+        )
+        reservation = Reservation(
+            id=run.live.id,
+            account=account_now(),
+            num_choices=options.num_choices,
+            prompt_tokens=prompt_tokens,
+            output_tokens=options.num_choices * stop.max_output_tokens,
+            idempotency_key=run.request.idempotency_key,
+        )
+        return Charge(reservation=reservation, account_now=account_now)
+
+    async def _reserve(self, run: Run, charge: Charge) -> None:
         live = run.live
         # Before the call: whatever becomes of it, the reservation is settled in the end.
-        live.is_reserved = True
+        live.charge = charge
         try:
-            await self.quota.reserve(
-                Reservation(
-                    id=live.id,
-                    tenant=live.tenant,
-                    num_choices=options.num_choices,
-                    num_tokens=num_tokens,
-                    idempotency_key=run.request.idempotency_key,
-                )
-            )
+            await self.quota.reserve(charge.reservation)
         except ServeError as error:
             self.doubtful.add(live.tenant.id)
-            live.is_reserved = isinstance(error, DependencyDown)
+            if not isinstance(error, DependencyDown):
+                live.charge = None
             raise
+        charge.is_admitted = True
         self.doubtful.discard(live.tenant.id)
         run.span.add_event("reserved")
 
@@ -224,14 +244,16 @@ class Generate:
         live.close()
         self.table.remove(live)
         usage = live.usage
-        if live.is_reserved:
+        if live.charge is not None:
+            reservation, used = live.charge.reservation, billed(run, usage)
             self.settler.settle(
                 Settlement(
                     id=live.id,
-                    tenant=live.tenant.id,
-                    used_tokens=billed_tokens(run, usage),
+                    account=reservation.account,
+                    prompt_tokens=used.prompt_tokens,
+                    output_tokens=used.output_tokens,
                     ending=encode_ending(ending_of(run, usage)),
-                    idempotency_key=run.request.idempotency_key,
+                    idempotency_key=reservation.idempotency_key,
                 )
             )
         outcome = outcome_of(run, usage)

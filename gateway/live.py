@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from gateway.attempts import Attempts
+from gateway.charge import Charge
 from gateway.core.auth import Tenant
 from gateway.core.choice import Gap
 from gateway.core.deadlines import Deadlines
@@ -58,8 +59,8 @@ class LiveRequest:
         self.waits: Queued | None = None
         """The last that was heard of its place in the queue."""
         self.has_started = False
-        self.is_reserved = False
-        """Whether the quota may hold something for it."""
+        self.charge: Charge | None = None
+        """What the quota may hold for it."""
         self._max_unread = max_unread_tokens
         self._on_slow, self._mark = on_slow, mark
         self._unread = 0
@@ -80,6 +81,11 @@ class LiveRequest:
             cached_tokens=self.cached_tokens,
             output_tokens=sum(choice.num_tokens for choice in self.plan.choices),
         )
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has cost anything yet."""
+        return self.has_started or self.first_token_at is not None
 
     @property
     def is_complete(self) -> bool:
@@ -114,7 +120,7 @@ class LiveRequest:
         events, self._notices = self._notices, []
         if self.plan is None or isinstance(self.error, SlowReader):
             return events
-        if not self._told_started and (self.has_started or self.first_token_at is not None):
+        if not self._told_started and self.has_begun:
             self._told_started = True
             events.append(self._started())
         for choice in self.plan.choices:

@@ -1,11 +1,11 @@
 """All live requests of this gateway, bounded. Gauges and renewals are read from it, never counted beside."""
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable
 
 from gateway.live import LiveRequest
 from gateway.places import Phase
+from gateway.stores.quota import Running
 from services.domain.errors import ErrorDetail, QueueFull, ServeError
 from services.domain.ids import RequestId, TenantId
 
@@ -51,13 +51,16 @@ class LiveTable:
         live = self._live.get(request_id)
         return live if live is not None and live.tenant.id == tenant else None
 
-    def held(self) -> dict[TenantId, list[RequestId]]:
-        """Return the requests that hold a reservation, by tenant."""
-        held: defaultdict[TenantId, list[RequestId]] = defaultdict(list)
-        for live in self._live.values():
-            if live.is_reserved:
-                held[live.tenant.id].append(live.id)
-        return dict(held)
+    def running(self) -> list[Running]:
+        """Return the requests that were admitted, with what they used so far."""
+        return [
+            Running(
+                live.charge.reservation,
+                live.usage.prompt_tokens + live.usage.output_tokens if live.has_begun else 0,
+            )
+            for live in self._live.values()
+            if live.charge is not None and live.charge.is_admitted
+        ]
 
     def levels(self, now: float) -> dict[str, tuple[int, float]]:
         """Return for every state how many requests are in it and the age of its oldest, in seconds."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from gateway.core.auth import Authenticator
 from gateway.core.ending import Ending, decode_ending
 from gateway.core.events import Queued
 from gateway.core.request import Caller, ChatTurn
@@ -39,6 +40,7 @@ class Tokens:
 class Queries:
     """Answers questions; changes nothing."""
 
+    auth: Authenticator
     models: ModelBook
     encoder: PromptEncoder
     table: LiveTable
@@ -77,7 +79,8 @@ class Queries:
             return InProgress(attempts.placement.worker, attempts.number, live.usage.output_tokens)
         ending = self.settler.pending_ending(caller.tenant, request_id)
         if ending is None:
-            ending = await self.quota.ending(caller.tenant, request_id)
+            organisation = self.auth.organisation_of(caller)
+            ending = await self.quota.ending(organisation, caller.tenant, request_id)
         if not ending:
             raise UnknownRequest("no request of yours with this id ended within the last 10 minutes")
         return decode_ending(ending)

@@ -7,11 +7,11 @@ again. Knows nothing of why a request ended.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
-from gateway.stores.quota import RENEW_EVERY_S, QuotaStore, Settlement
+from gateway.stores.quota import RENEW_EVERY_S, QuotaStore, Running, Settlement
 from services.domain.errors import DependencyDown
 from services.domain.ids import RequestId, TenantId
 
@@ -27,12 +27,12 @@ class Settler:
     """Owns settlements until the store has them.
 
     Args:
-        held: Requests that hold a reservation now, by tenant.
+        running: Requests that were admitted and have not ended.
     """
 
-    def __init__(self, store: QuotaStore, held: Callable[[], Mapping[TenantId, Sequence[RequestId]]]) -> None:
+    def __init__(self, store: QuotaStore, running: Callable[[], Sequence[Running]]) -> None:
         self._store = store
-        self._held = held
+        self._running = running
         self._pending: dict[RequestId, Settlement] = {}
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
@@ -55,7 +55,7 @@ class Settler:
     def pending_ending(self, tenant: TenantId, request_id: RequestId) -> bytes | None:
         """Return the ending of a tenant's request that the store does not have yet."""
         settlement = self._pending.get(request_id)
-        return settlement.ending if settlement is not None and settlement.tenant == tenant else None
+        return settlement.ending if settlement is not None and settlement.account.tenant == tenant else None
 
     async def drained(self) -> None:
         """Wait until everything handed over is in the store."""
@@ -90,10 +90,10 @@ class Settler:
             self._idle.set()
 
     async def _renew(self) -> None:
-        held = self._held()
-        if not held:
+        running = self._running()
+        if not running:
             return
         try:
-            await self._store.renew(held)
+            await self._store.renew(running)
         except DependencyDown:
-            _log.warning("leases_not_renewed", num_tenants=len(held))
+            _log.warning("leases_not_renewed", num_requests=len(running))

@@ -90,7 +90,7 @@ def build_parts(
     book = ModelBook(models, lambda: scheduler.models)
     encoder = PromptEncoder(executor, gateway_metrics.tokenized)
     table = LiveTable(max_live)
-    settler = Settler(quota, table.held)
+    settler = Settler(quota, table.running)
     generate = Generate(
         auth=auth,
         models=book,
@@ -103,7 +103,7 @@ def build_parts(
         metrics=gateway_metrics,
         settings=settings,
     )
-    queries = Queries(models=book, encoder=encoder, table=table, settler=settler, quota=quota)
+    queries = Queries(auth=auth, models=book, encoder=encoder, table=table, settler=settler, quota=quota)
     host.spawn(scheduler.run(), name="scheduler-link")
     host.spawn(settler.run(), name="settler")
     return Parts(

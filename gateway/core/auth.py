@@ -12,8 +12,9 @@ from typing import Protocol
 
 from gateway.core.request import Caller
 from services.domain.errors import BadCredential
-from services.domain.generation import Band
+from services.domain.generation import Band, RequestClass
 from services.domain.ids import TenantId
+from services.domain.limits import Account, Limits, Rate, Scope, ScopeKind
 
 LOCAL = TenantId("local")
 """The tenant of a call from loopback that brings no key."""
@@ -36,6 +37,15 @@ class Tenant:
     """Output limit of a call that gives none."""
     max_output_tokens: int | None = None
     """Largest output limit it may ask for; None: what the model allows."""
+
+
+def account_of(tenant: Tenant) -> Account:
+    """Return what a tenant without parents, keys' or models' limits counts against."""
+    limits = Limits(
+        max_concurrency=tenant.max_concurrency, tokens_per_minute=Rate(per_minute=tenant.tokens_per_minute)
+    )
+    scope = Scope(kind=ScopeKind.TENANT, id=tenant.id, limits=limits)
+    return Account(tenant=tenant.id, organisation=tenant.id, scopes=(scope,))
 
 
 class TenantStore(Protocol):
@@ -125,6 +135,18 @@ class Authenticator:
             BadCredential: It is gone.
         """
         return self._store.tenant(caller.tenant)
+
+    def account_of(self, caller: Caller, *, model: str, request_class: RequestClass) -> Account:
+        """Return all that a request of the caller counts against, as the limits are now.
+
+        Raises:
+            BadCredential: The tenant is gone.
+        """
+        return account_of(self.tenant_of(caller))
+
+    def organisation_of(self, caller: Caller) -> TenantId:
+        """Return the topmost parent of the caller's tenant."""
+        return caller.tenant
 
     def salt_of(self, tenant: TenantId, cache_salt: str) -> bytes:
         """Return the salt of a tenant's block hashes: nobody outside the server can guess it.

@@ -125,7 +125,7 @@ def _rate_limit(error: ServeError) -> dict[str, str]:
     scope, numbers = error.detail.quota, error.detail.metadata
     if error.code is not Code.RESOURCE_EXHAUSTED or scope is None or "limit" not in numbers:
         return {}
-    kind = "tokens" if scope.endswith("tokens_per_minute") else "requests"
+    kind = "tokens" if scope.endswith(("tokens_per_minute", "budget")) else "requests"
     limit = numbers["limit"]
     left = numbers.get("left") or str(max(0, int(limit) - int(numbers.get("used", limit))))
     return {f"x-ratelimit-limit-{kind}": limit, f"x-ratelimit-remaining-{kind}": left}

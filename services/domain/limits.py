@@ -71,6 +71,27 @@ class Scope:
     """Unique below `organisation`: of a tenant its id, of a key `<tenant>/<key id>`, and so on."""
     limits: Limits = field(default_factory=Limits)
 
+    @property
+    def name(self) -> str:
+        """As refusals and the store's keys have it, e.g. `tenant/acme`."""
+        return f"{self.kind}/{self.id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowance:
+    """What each gateway may admit of one tenant while the quota store does not answer.
+
+    Both count only what the store does not know yet: as soon as it has a settlement, that part may be given
+    again. So however long an outage lasts and however often it comes, a tenant's limits are exceeded by at
+    most `gateways * allowance`, a parent's by the sum of that over its tenants. Worked number: 3 gateways and
+    10,000 tokens let at most 30,000 tokens pass beyond a budget.
+    """
+
+    max_concurrency: int
+    """Choices at once, admitted here without the store."""
+    tokens: int
+    """Prompt and output tokens, at worst case while they run and as used once they ended."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
@@ -81,3 +102,5 @@ class Account:
     """The topmost parent; the tenant itself where it has none."""
     scopes: Sequence[Scope]
     """The tenant's own first, then its parents', its key's, its class' and its model's."""
+    allowance: Allowance | None = None
+    """What may go on while the quota store does not answer; None: new requests are refused."""

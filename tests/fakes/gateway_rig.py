@@ -10,10 +10,10 @@ from typing import Any
 
 import grpc
 
-from gateway.core.auth import StaticTenants, Tenant, digest_key
+from gateway.core.auth import StaticTenants, Tenant, account_of, digest_key
 from gateway.generate import GenerateSettings
 from gateway.service import GatewayService
-from gateway.stores.quota import QuotaStore
+from gateway.stores.quota import QuotaStore, ScopeUse
 from gateway.wiring import Parts, build_parts
 from protos.gateway.v1 import gateway_pb2 as pb
 from protos.gateway.v1 import gateway_pb2_grpc
@@ -46,6 +46,11 @@ class TaskHost:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
+
+
+async def use_by(quota: QuotaStore, tenant: Tenant) -> ScopeUse:
+    """Return what a tenant's own scope has in use."""
+    return (await quota.use(account_of(tenant)))[0]
 
 
 @dataclass
@@ -111,7 +116,7 @@ async def gateway_rig(
     for worker in workers:
         await worker.start()
     await scheduler.start()
-    store = MemoryQuota(time.monotonic) if quota is None else quota
+    store = MemoryQuota(time.time) if quota is None else quota
     metrics = Metrics()
     scheduler_channel = create_channel(f"127.0.0.1:{scheduler.port}")
     async with asyncio.TaskGroup() as group:

@@ -1,121 +1,251 @@
 """A QuotaStore in memory, for tests of what stands above it; passes the same contract suite as Redis."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from gateway.core.auth import Tenant
 from gateway.stores.quota import (
-    QuotaUse,
+    LEASE_S,
+    REMEMBER_S,
     Reservation,
+    Running,
+    ScopeKey,
+    ScopeUse,
     Settlement,
-    refused_concurrency,
-    refused_duplicate,
-    refused_tokens,
+    Spent,
 )
-from services.domain.errors import DependencyDown, StaleAttempt
+from gateway.stores.quota_refusals import duplicate, refused
+from services.domain.errors import DependencyDown, QuotaExceeded, StaleAttempt
 from services.domain.ids import RequestId, TenantId
-
-REMEMBER_S = 600.0
+from services.domain.limits import Account, Scope
+from tests.fakes.quota_counters import (
+    NOTHING,
+    Amounts,
+    Counter,
+    Period,
+    amounts_of,
+    end_of,
+    local_time,
+    rates_of,
+)
 
 
 @dataclass
-class _Held:
-    num_tokens: int
+class _Record:
+    """An open reservation; `scopes` are names with the periods in which it began."""
+
     num_choices: int
+    prompt: int
+    output: int
+    scopes: list[tuple[str, Mapping[str, int]]]
     lease_ends: float
-    settled: bool = False
+    used: int = 0
 
 
-class _Account:
-    def __init__(self) -> None:
-        self.held: dict[RequestId, _Held] = {}
-        self.level: float | None = None
-        self.at = 0.0
-        self.size = 0
-        self.keys: dict[str, tuple[RequestId, float]] = {}
-        self.endings: dict[RequestId, bytes] = {}
+@dataclass
+class _Organisation:
+    counters: dict[str, Counter] = field(default_factory=lambda: defaultdict(Counter))
+    open: dict[RequestId, _Record] = field(default_factory=dict)
+    ended: dict[RequestId, tuple[bool, float]] = field(default_factory=dict)
+    """Whether it was settled, and when."""
+    keys: dict[tuple[TenantId, str], tuple[RequestId, float]] = field(default_factory=dict)
+    endings: dict[tuple[TenantId, RequestId], bytes] = field(default_factory=dict)
 
 
 class MemoryQuota:
-    """Quotas of one process; `is_down` plays an outage."""
+    """Quotas of one process.
 
-    def __init__(self, clock: Callable[[], float], *, lease_s: float = 30.0) -> None:
+    Args:
+        clock: Seconds since 1970.
+    """
+
+    def __init__(self, clock: Callable[[], float], *, lease_s: float = LEASE_S) -> None:
         self._clock = clock
         self._lease_s = lease_s
-        self._accounts: dict[TenantId, _Account] = {}
+        self._organisations: dict[TenantId, _Organisation] = defaultdict(_Organisation)
         self.is_down = False
-
-    def _account(self, tenant: TenantId) -> _Account:
-        if self.is_down:
-            raise DependencyDown("the store is down")
-        return self._accounts.setdefault(tenant, _Account())
-
-    def _leases(self, account: _Account) -> int:
-        now = self._clock()
-        return sum(h.num_choices for h in account.held.values() if not h.settled and h.lease_ends > now)
-
-    def _level(self, account: _Account, size: int) -> float:
-        if account.level is None:
-            return size
-        return min(size, account.level + (self._clock() - account.at) * size / 60)
+        """Plays an outage."""
 
     async def reserve(self, reservation: Reservation) -> None:
-        tenant, now = reservation.tenant, self._clock()
-        account = self._account(tenant.id)
-        held = account.held.get(reservation.id)
-        if held is not None:
-            if held.settled or held.lease_ends <= now:
-                raise StaleAttempt("over")
+        account, now = reservation.account, self._clock()
+        below = self._below(account.organisation)
+        if reservation.id in below.ended:
+            raise StaleAttempt("over")
+        if reservation.id in below.open:
             return
-        key = reservation.idempotency_key
-        owner, until = account.keys.get(key, (reservation.id, 0.0))
-        if key and owner != reservation.id and until > now:
-            raise refused_duplicate(owner)
-        in_use = self._leases(account)
-        if in_use + reservation.num_choices > tenant.max_concurrency:
-            raise refused_concurrency(tenant, reservation.num_choices, in_use)
-        size = tenant.tokens_per_minute
-        left = self._level(account, size)
-        if reservation.num_tokens > left:
-            never = reservation.num_tokens > size
-            wait_s = None if never else (reservation.num_tokens - left) * 60 / size
-            raise refused_tokens(tenant, reservation.num_tokens, int(left), wait_s)
-        account.level, account.at, account.size = left - reservation.num_tokens, now, size
-        account.held[reservation.id] = _Held(
-            reservation.num_tokens, reservation.num_choices, now + self._lease_s
-        )
-        if key:
-            account.keys[key] = (reservation.id, now + REMEMBER_S)
+        key = (account.tenant, reservation.idempotency_key)
+        owner, until = below.keys.get(key, (reservation.id, 0.0))
+        if reservation.idempotency_key and owner != reservation.id and until > now:
+            raise duplicate(owner)
+        refusals = [one for scope in account.scopes for one in self._refusals(below, reservation, scope)]
+        if refusals:
+            raise max(refusals, key=_wait_of)
+        self._open(below, reservation)
+        if reservation.idempotency_key:
+            below.keys[key] = (reservation.id, now + REMEMBER_S)
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         for one in settlements:
-            account, now = self._account(one.tenant), self._clock()
-            held = account.held.get(one.id)
-            if held is not None and held.settled:
+            below, now = self._below(one.account.organisation), self._clock()
+            if below.ended.get(one.id, (False, 0.0))[0]:
                 continue
-            if held is not None:
-                refund = held.num_tokens - one.used_tokens
-                account.level = min(account.size, self._level(account, account.size) + refund)
-                account.at, held.settled = now, True
-            else:
-                account.held[one.id] = _Held(0, 0, 0.0, settled=True)
+            used = amounts_of(one.prompt_tokens, one.output_tokens)
+            record = below.open.pop(one.id, None)
+            if record is not None:
+                self._close(below, record, used)
+            elif one.num_tokens:
+                for name, began in self._began(one.account):
+                    self._charge(below.counters[name], began, used, NOTHING)
+                    self._spend(below.counters[name], began, one.num_tokens)
+            below.ended[one.id] = (True, now)
             if one.ending:
-                account.endings[one.id] = one.ending
-            if not one.used_tokens and account.keys.get(one.idempotency_key, ("", 0.0))[0] == one.id:
-                del account.keys[one.idempotency_key]
+                below.endings[one.account.tenant, one.id] = one.ending
+            key = (one.account.tenant, one.idempotency_key)
+            if not one.num_tokens and below.keys.get(key, ("", 0.0))[0] == one.id:
+                del below.keys[key]
 
-    async def renew(self, held: Mapping[TenantId, Sequence[RequestId]]) -> None:
-        for tenant, ids in held.items():
-            account = self._account(tenant)
-            for one in ids:
-                if one in account.held:
-                    account.held[one].lease_ends = self._clock() + self._lease_s
+    async def renew(self, running: Sequence[Running]) -> Mapping[ScopeKey, Spent]:
+        spent: dict[ScopeKey, Spent] = {}
+        for one in running:
+            account = one.reservation.account
+            below = self._below(account.organisation, reaps=False)
+            if not below.ended.get(one.reservation.id, (False, 0.0))[0]:
+                if one.reservation.id not in below.open:
+                    self._open(below, one.reservation)
+                record = below.open[one.reservation.id]
+                for name, began in record.scopes:
+                    self._spend(below.counters[name], began, one.used_tokens - record.used)
+                record.used, record.lease_ends = one.used_tokens, self._clock() + self._lease_s
+        for one in running:
+            account = one.reservation.account
+            for scope in account.scopes:
+                day, month = self._periods(self._organisations[account.organisation], scope)
+                spent[account.organisation, scope.name] = Spent(day.spent, month.spent)
+        return spent
 
-    async def ending(self, tenant: TenantId, request_id: RequestId) -> bytes | None:
-        return self._account(tenant).endings.get(request_id)
+    async def ending(self, organisation: TenantId, tenant: TenantId, request_id: RequestId) -> bytes | None:
+        return self._below(organisation).endings.get((tenant, request_id))
 
-    async def use(self, tenant: Tenant) -> QuotaUse:
-        account, now = self._account(tenant.id), self._clock()
-        reserved = sum(h.num_tokens for h in account.held.values() if not h.settled and h.lease_ends > now)
-        left = self._level(account, tenant.tokens_per_minute)
-        return QuotaUse(self._leases(account), reserved, int(left))
+    async def use(self, account: Account) -> list[ScopeUse]:
+        below = self._below(account.organisation)
+        return [self._use_of(below, scope) for scope in account.scopes]
+
+    def _below(self, organisation: TenantId, *, reaps: bool = True) -> _Organisation:
+        if self.is_down:
+            raise DependencyDown("the store is down")
+        below, now = self._organisations[organisation], self._clock()
+        if reaps:
+            for request_id, record in list(below.open.items()):
+                if record.lease_ends <= now:
+                    self._close(below, below.open.pop(request_id), NOTHING)
+                    below.ended[request_id] = (False, now)
+            for request_id, (_, at) in list(below.ended.items()):
+                if at <= now - REMEMBER_S:
+                    del below.ended[request_id]
+        return below
+
+    def _refusals(self, below: _Organisation, wanted: Reservation, scope: Scope) -> Iterator[QuotaExceeded]:
+        limits, counter, now = scope.limits, below.counters[scope.name], self._clock()
+
+        def no(which: str, limit: int, used: float, wait_s: float | None) -> QuotaExceeded:
+            return refused(wanted, scope, which, limit=limit, used=math.ceil(used), wait_s=wait_s)
+
+        most = limits.max_concurrency
+        if most is not None and counter.held + wanted.num_choices > most:
+            yield no("concurrency", most, counter.held, None if wanted.num_choices > most else 1.0)
+        for kind, rate in rates_of(limits):
+            need = amounts_of(wanted.prompt_tokens, wanted.output_tokens)[kind]
+            level = counter.bucket(kind, rate, now).level
+            if need > level:
+                can_come = need <= rate.capacity and rate.per_minute > 0
+                wait_s = (need - level) * 60 / rate.per_minute if can_come else None
+                yield no(kind, rate.capacity, rate.capacity - level, wait_s)
+        for which, budget, entry in zip(
+            ("day", "month"), (limits.daily, limits.monthly), self._periods(below, scope), strict=True
+        ):
+            if budget is not None and budget.hard and entry.charged + wanted.num_tokens > budget.tokens:
+                is_spent = entry.spent + wanted.num_tokens > budget.tokens
+                wait_s = end_of(which, entry.number, limits.utc_offset_minutes) - now if is_spent else 1.0
+                never = wanted.num_tokens > budget.tokens
+                yield no(which, budget.tokens, entry.charged, None if never else wait_s)
+
+    def _began(self, account: Account) -> list[tuple[str, Mapping[str, int]]]:
+        below = self._organisations[account.organisation]
+        return [
+            (scope.name, {"day": day.number, "month": month.number})
+            for scope in account.scopes
+            for day, month in [self._periods(below, scope)]
+        ]
+
+    def _periods(self, below: _Organisation, scope: Scope) -> tuple[Period, Period]:
+        counter, local = (
+            below.counters[scope.name],
+            local_time(self._clock(), scope.limits.utc_offset_minutes),
+        )
+        day = counter.period("day", local.toordinal())
+        return day, counter.period("month", local.year * 12 + local.month - 1)
+
+    def _open(self, below: _Organisation, wanted: Reservation) -> None:
+        record = _Record(
+            wanted.num_choices,
+            wanted.prompt_tokens,
+            wanted.output_tokens,
+            self._began(wanted.account),
+            self._clock() + self._lease_s,
+        )
+        for name, began in record.scopes:
+            counter = below.counters[name]
+            counter.held += record.num_choices
+            counter.reserved += wanted.num_tokens
+            self._charge(counter, began, amounts_of(record.prompt, record.output), NOTHING)
+        below.open[wanted.id] = record
+        below.ended.pop(wanted.id, None)
+
+    def _close(self, below: _Organisation, record: _Record, used: Amounts) -> None:
+        for name, began in record.scopes:
+            counter = below.counters[name]
+            counter.held -= record.num_choices
+            counter.reserved -= record.prompt + record.output
+            self._charge(counter, began, used, amounts_of(record.prompt, record.output))
+            self._spend(counter, began, used["tokens"] - record.used)
+
+    def _charge(self, counter: Counter, began: Mapping[str, int], amounts: Amounts, before: Amounts) -> None:
+        for kind, bucket in counter.buckets.items():
+            level = bucket.refill(self._clock()) + before[kind] - amounts[kind]
+            bucket.level = min(bucket.rate.capacity, level)
+        for which, number in began.items():
+            entry = counter.period(which, number)
+            if entry.number == number:
+                entry.charged += amounts["tokens"] - before["tokens"]
+
+    def _spend(self, counter: Counter, began: Mapping[str, int], tokens: int) -> None:
+        for which, number in began.items():
+            entry = counter.period(which, number)
+            if entry.number == number:
+                entry.spent += tokens
+
+    def _use_of(self, below: _Organisation, scope: Scope) -> ScopeUse:
+        counter = below.counters[scope.name]
+        left = {
+            kind: math.floor(counter.bucket(kind, rate, self._clock()).level)
+            for kind, rate in rates_of(scope.limits)
+        }
+        day, month = self._periods(below, scope)
+        return ScopeUse(
+            num_leases=counter.held,
+            reserved_tokens=counter.reserved,
+            left_requests=left.get("requests"),
+            left_tokens=left.get("tokens"),
+            left_prompt_tokens=left.get("prompt"),
+            left_output_tokens=left.get("output"),
+            day_charged=day.charged,
+            day_spent=day.spent,
+            month_charged=month.charged,
+            month_spent=month.spent,
+        )
+
+
+def _wait_of(error: QuotaExceeded) -> float:
+    wait_s = error.detail.retry_after_s
+    return math.inf if wait_s is None else wait_s

@@ -14,7 +14,7 @@ from services.chassis.errors import from_rpc_error
 from services.domain.errors import BadRow, Code, InvalidField, QuotaExceeded, ServeError
 from services.rpc import convert
 from tests.fakes.byte_tokenizer import EOS, ByteTokenizer
-from tests.fakes.gateway_rig import ACME, ACME_KEY, Rig, a_request, gateway_rig, generate
+from tests.fakes.gateway_rig import ACME, ACME_KEY, Rig, a_request, gateway_rig, generate, use_by
 from tests.fakes.worker_server import endless, says
 
 
@@ -70,7 +70,7 @@ async def test_after_every_kind_of_end_the_whole_concurrency_is_there(rig: Rig) 
         for _ in range(20):
             await end()
         await rig.settled()
-        assert (await rig.quota.use(ACME)).num_leases == 0, end.__name__
+        assert (await use_by(rig.quota, ACME)).num_leases == 0, end.__name__
     rig.worker.script, rig.worker.step_s = endless, 0.025
     calls = [await start(rig) for _ in range(ACME.max_concurrency)]
     assert type(await failure_of(rig, metadata=ACME_KEY)) is QuotaExceeded
@@ -141,7 +141,7 @@ async def test_a_fault_in_making_text_is_an_error_and_never_an_end(
     await rig.until(lambda: rig.worker.cancelled)
     await rig.settled()
     assert rig.worker.running == {}
-    assert (await rig.quota.use(ACME)).num_leases == 0
+    assert (await use_by(rig.quota, ACME)).num_leases == 0
     rig.worker.script = says("well")
     assert (await generate(rig)).text() == "well"
 

@@ -1,17 +1,14 @@
 """Known failures of quotas: limits multiplied by the gateways, and two kinds of limit in one counter."""
 
 import asyncio
-import dataclasses
-import uuid
 from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.core.auth import Tenant
-from gateway.stores.quota import RedisQuota, Reservation, Settlement
+from gateway.stores.quota_redis import RedisQuota
 from services.chassis.redis import connect
 from services.domain.errors import QuotaExceeded
-from services.domain.ids import RequestId, TenantId
+from tests.fakes.quota_values import a_reservation, a_settlement, admits, held_by, simple, use_of
 
 
 @pytest.fixture
@@ -23,59 +20,39 @@ async def gateways(valkey_url: str) -> AsyncIterator[list[RedisQuota]]:
         await connection.close()
 
 
-@pytest.fixture
-def tenant() -> Tenant:
-    return Tenant(id=TenantId(uuid.uuid4().hex), max_concurrency=30, tokens_per_minute=9000)
-
-
-def reservation(tenant: Tenant, name: object, num_tokens: int) -> Reservation:
-    return Reservation(id=RequestId(str(name)), tenant=tenant, num_choices=1, num_tokens=num_tokens)
-
-
-async def admits(store: RedisQuota, wanted: Reservation) -> bool:
-    try:
-        await store.reserve(wanted)
-    except QuotaExceeded:
-        return False
-    return True
-
-
 @pytest.mark.failure("B123")
 @pytest.mark.failure("B124")
 @pytest.mark.parametrize(("concurrency", "tokens"), [(6, 9000), (90, 600)], ids=["concurrency", "tokens"])
 async def test_three_gateways_admit_together_what_one_would(
-    gateways: list[RedisQuota], tenant: Tenant, concurrency: int, tokens: int
+    gateways: list[RedisQuota], concurrency: int, tokens: int
 ) -> None:
-    limited = dataclasses.replace(tenant, max_concurrency=concurrency, tokens_per_minute=tokens)
-    admitted = await asyncio.gather(
-        *(admits(gateways[n % 3], reservation(limited, n, 100)) for n in range(60))
-    )
+    limited = simple(concurrency, tokens)
+    admitted = await asyncio.gather(*(admits(gateways[n % 3], a_reservation(limited, n)) for n in range(60)))
     assert sum(admitted) == 6
-    uses = [await store.use(limited) for store in gateways]
-    assert {(use.num_leases, use.reserved_tokens) for use in uses} == {(6, 600)}
+    uses = [await use_of(store, limited) for store in gateways]
+    assert held_by(uses) == [(6, 600)] * 3
 
 
 @pytest.mark.failure("B126")
 @pytest.mark.failure("B130")
 async def test_either_limit_refuses_by_its_own_name_and_leaves_the_other_alone(
-    gateways: list[RedisQuota], tenant: Tenant
+    gateways: list[RedisQuota],
 ) -> None:
-    store = gateways[0]
+    store, account = gateways[0], simple(30, 9000)
     for n in range(28):
-        assert await admits(store, reservation(tenant, n, 300)), "within 95 % of both"
+        assert await admits(store, a_reservation(account, n, output=290)), "within 95 % of both"
     with pytest.raises(QuotaExceeded) as by_tokens:
-        await store.reserve(reservation(tenant, "large", 5000))
-    assert by_tokens.value.detail.quota == f"tenant/{tenant.id}/tokens_per_minute"
+        await store.reserve(a_reservation(account, "large", output=4990))
+    assert by_tokens.value.detail.quota == "tenant/team/tokens_per_minute"
     assert 0 < (by_tokens.value.detail.retry_after_s or 0) <= 60
-    assert (await store.use(tenant)).num_leases == 28
+    assert (await use_of(store, account)).num_leases == 28
     for n in (28, 29):
-        assert await admits(store, reservation(tenant, n, 1))
-    before = await store.use(tenant)
+        assert await admits(store, a_reservation(account, n, 0, 1))
+    before = await use_of(store, account)
     with pytest.raises(QuotaExceeded) as by_concurrency:
-        await store.reserve(reservation(tenant, "one more", 1))
-    assert by_concurrency.value.detail.quota == f"tenant/{tenant.id}/concurrency"
-    assert (await store.use(tenant)).reserved_tokens == before.reserved_tokens == 28 * 300 + 2
-    ended = [Settlement(id=RequestId(str(n)), tenant=tenant.id, used_tokens=0, ending=b"") for n in range(30)]
-    await store.settle(ended)
-    use = await store.use(tenant)
+        await store.reserve(a_reservation(account, "one more", 0, 1))
+    assert by_concurrency.value.detail.quota == "tenant/team/concurrency"
+    assert (await use_of(store, account)).reserved_tokens == before.reserved_tokens == 28 * 300 + 2
+    await store.settle([a_settlement(account, n, 0, 0) for n in range(30)])
+    use = await use_of(store, account)
     assert (use.num_leases, use.reserved_tokens, use.left_tokens) == (0, 0, 9000)

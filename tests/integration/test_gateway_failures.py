@@ -25,7 +25,7 @@ from services.domain.errors import (
     UnknownRequest,
     WorkerLost,
 )
-from tests.fakes.gateway_rig import ACME, ACME_KEY, Rig, a_request, gateway_rig, generate
+from tests.fakes.gateway_rig import ACME, ACME_KEY, Rig, a_request, gateway_rig, generate, use_by
 from tests.fakes.worker_server import endless, says
 
 
@@ -59,7 +59,7 @@ async def nothing_is_held(rig: Rig) -> None:
     await rig.settled()
     await rig.until(lambda: rig.parts.workers.num_live == 0 and rig.parts.scheduler.num_waiting == 0)
     for tenant in (ACME, rig.parts.auth._store.tenant("local")):
-        use = await rig.quota.use(tenant)
+        use = await use_by(rig.quota, tenant)
         assert (use.num_leases, use.reserved_tokens) == (0, 0)
     rig.parts.observe_levels()
     assert all(num == 0 for num, _ in rig.parts.table.levels(0).values())
@@ -237,7 +237,7 @@ async def test_a_worker_that_dies_in_the_stream_is_a_typed_error_with_usage(rig:
     assert error.detail.usage.output_tokens == seen
     assert time.monotonic() - died_at < 5
     await nothing_is_held(rig)
-    use = await rig.quota.use(ACME)
+    use = await use_by(rig.quota, ACME)
     assert use.left_tokens >= 1_000_000 - seen - 6
 
 

@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
+from gateway.core.auth import account_of
 from gateway.stores.quota import Reservation
 from services.chassis.errors import from_rpc_error
 from services.domain.errors import DependencyDown, NoWorker, QuotaExceeded, ServeError
-from tests.fakes.gateway_rig import ACME, ACME_KEY, Rig, a_request, gateway_rig, generate
+from tests.fakes.gateway_rig import ACME, ACME_KEY, Rig, a_request, gateway_rig, generate, use_by
 from tests.fakes.quota_memory import MemoryQuota
+from tests.fakes.quota_values import a_reservation
 from tests.integration.test_gateway_failures import nothing_is_held
 
 
@@ -19,7 +21,7 @@ class GatedQuota(MemoryQuota):
     """Answers no reservation before `gate` is set."""
 
     def __init__(self) -> None:
-        super().__init__(time.monotonic)
+        super().__init__(time.time)
         self.gate = asyncio.Event()
         self.num_asked = 0
 
@@ -67,7 +69,7 @@ async def test_a_place_is_used_only_once_the_quota_is_reserved(rig: Rig, quota: 
 @pytest.mark.parametrize("waits", [False, True])
 async def test_a_refused_reservation_gives_its_place_back(rig: Rig, quota: GatedQuota, waits: bool) -> None:
     rig.scheduler.holds = waits
-    full = Reservation(id="full", tenant=ACME, num_choices=ACME.max_concurrency, num_tokens=1)  # type: ignore[arg-type]
+    full = a_reservation(account_of(ACME), "full", n=ACME.max_concurrency)
     await MemoryQuota.reserve(quota, full)
     if waits:
         task: asyncio.Task[object] = asyncio.create_task(generate(rig, metadata=ACME_KEY))
@@ -80,7 +82,7 @@ async def test_a_refused_reservation_gives_its_place_back(rig: Rig, quota: Gated
     assert [one.HasField("seq") for one in rig.scheduler.abandoned] == [not waits]
     assert rig.worker.submits == []
     await rig.settled()
-    assert (await quota.use(ACME)).num_leases == ACME.max_concurrency
+    assert (await use_by(quota, ACME)).num_leases == ACME.max_concurrency
 
 
 async def test_a_refused_request_gives_its_reservation_back(rig: Rig, quota: GatedQuota) -> None:
@@ -90,7 +92,7 @@ async def test_a_refused_request_gives_its_reservation_back(rig: Rig, quota: Gat
     quota.gate.set()
     assert type(await failure_of(task)) is NoWorker
     await nothing_is_held(rig)
-    assert (await quota.use(ACME)).left_tokens == ACME.tokens_per_minute
+    assert (await use_by(quota, ACME)).left_tokens == ACME.tokens_per_minute
 
 
 async def test_a_caller_that_leaves_meanwhile_leaves_nothing_behind(rig: Rig, quota: GatedQuota) -> None:

@@ -138,7 +138,7 @@ async def seen(http: HttpRig, path: str, **body: Any) -> tuple[Any, ...]:
         submit.ClearField("limits")
         submits.append(str(submit))
     labels = [ending.decode().partition('"client_label":')[2] for account in
-              http.rig.quota._accounts.values() for ending in list(account.endings.values())[-1:]]  # type: ignore  # fmt: skip
+              http.rig.quota._organisations.values() for ending in list(account.endings.values())[-1:]]  # type: ignore  # fmt: skip
     return (answer.status_code, without_pace(text) if body.get("stream") else text, sorted(submits), labels)
 
 
