@@ -1,7 +1,7 @@
 """A row of logits is the same bit for bit in every situation that a step loop can bring about.
 
-The real step scheduler over the torch executor, in this process; logits are compared by digests of their
-bytes. The tiny model runs always, the real one where slow tests run.
+The real step scheduler over the torch executor, and over the native one with int8 KV, in this process; logits
+are compared by digests of their bytes. The tiny model runs always, the real one where slow tests run.
 """
 
 import hashlib
@@ -16,13 +16,18 @@ import torch
 from numpy.typing import NDArray
 
 from services.domain.generation import SamplingParams
+from services.domain.kv_layout import KvFormat
 from tests.e2e.reference.greedy import load
 from tests.fakes.engine_harness import EngineHarness, engine_config, submit
+from tests.unit.executors.native_models import load_native
 from tests.unit.executors.tiny_models import VOCAB, make_model, save_folder
 from worker.engine.batch import Batch, StepResult
 from worker.engine.commands import Submit
 from worker.executors.base import ModelProfile
+from worker.executors.native_executor import NativeExecutor
 from worker.executors.torch_executor import TorchExecutor, load_torch_executor
+
+Tapped = TorchExecutor | NativeExecutor
 
 POOL_TOKENS = 512 * 16
 PAGE_SIZES = (16, 64)
@@ -64,9 +69,9 @@ def row_of(prompt_ids: Sequence[int], sampling: SamplingParams, choice: int, pos
 
 
 class RecordingExecutor:
-    """A torch executor that remembers a digest of every row of logits it gives."""
+    """An executor that remembers a digest of every row of logits it gives."""
 
-    def __init__(self, inner: TorchExecutor) -> None:
+    def __init__(self, inner: Tapped) -> None:
         self._inner = inner
         self.rows: dict[Row, bytes] = {}
         self.largest_batch = 0
@@ -99,7 +104,7 @@ class RecordingExecutor:
 class Rig:
     """One model on executors with pages of 16 and of 64 tokens, requests, and what each gives alone."""
 
-    def __init__(self, first: TorchExecutor, second: TorchExecutor, asks: Sequence[Ask]) -> None:
+    def __init__(self, first: Tapped, second: Tapped, asks: Sequence[Ask]) -> None:
         self.first, self.second, self.asks = first, second, asks
         apart = [self.run(self.engine(), only=[number]) for number in range(len(asks))]
         self.alone = Given(
@@ -107,7 +112,7 @@ class Rig:
             {key: row for given in apart for key, row in given.rows.items()},
         )
 
-    def engine(self, executor: TorchExecutor | None = None, **changes: int) -> EngineHarness:
+    def engine(self, executor: Tapped | None = None, **changes: int) -> EngineHarness:
         """Return an engine with an empty pool over memory in which others have left their KV."""
         executor = executor or self.first
         profile = executor.profile
@@ -118,7 +123,7 @@ class Rig:
         config = engine_config(**(values | changes))
         return EngineHarness(config, RecordingExecutor(executor))  # type: ignore[arg-type]
 
-    def of(self, page_size: int) -> TorchExecutor:
+    def of(self, page_size: int) -> Tapped:
         return self.second if page_size == self.second.profile.page_size else self.first
 
     def run(
@@ -158,39 +163,51 @@ def submission(handle: int, ask: Ask, **options: Any) -> Submit:
     )
 
 
-def tiny(folder: Path) -> Rig:
-    save_folder(make_model("llama"), folder)
+def tiny(kind: str, folder: Path) -> Rig:
+    path = save_folder(make_model("llama"), folder / "model")
     rng = np.random.default_rng(0)
     lengths = [1, 7, 15, 16, 17, 31, 33, 47, 64, 65, 100, 127, 200, 300]
     asks = [
         Ask(rng.integers(0, VOCAB, length).tolist(), SAMPLINGS[i % 5], 24, 2 if i % 6 == 5 else 1)
         for i, length in enumerate(lengths)
     ]
-    return _rig(folder, asks)
+    return _rig(kind, path, folder, asks)
 
 
-def real(path: Path) -> Rig:
+def real(kind: str, path: Path, folder: Path) -> Rig:
     prompts = [case.prompt_ids for case in load()[1].values()]
-    return _rig(path, [Ask(ids, SAMPLINGS[i % 5], 16, 1 + (i == 6)) for i, ids in enumerate(prompts)])
+    asks = [Ask(ids, SAMPLINGS[i % 5], 16, 1 + (i == 6)) for i, ids in enumerate(prompts)]
+    return _rig(kind, path, folder, asks)
 
 
-def _rig(path: Path, asks: Sequence[Ask]) -> Rig:
-    first, second = (
-        load_torch_executor(path, model_name="bits", page_size=page_size, num_threads=1)
-        for page_size in PAGE_SIZES
-    )
+def _rig(kind: str, path: Path, folder: Path, asks: Sequence[Ask]) -> Rig:
+    def load_executor(page_size: int, num_threads: int) -> Tapped:
+        if kind == "torch":
+            return load_torch_executor(path, model_name="bits", page_size=page_size, num_threads=1)
+        return load_native(
+            path, folder, page_size=page_size, kv_format=KvFormat.INT8, num_threads=num_threads
+        )
+
+    first, second = (load_executor(page_size, i + 1) for i, page_size in enumerate(PAGE_SIZES))
     for executor in (first, second):
         executor.allocate(POOL_TOKENS // executor.profile.page_size)
     return Rig(first, second, asks)
 
 
 @pytest.fixture(
-    scope="module", params=["tiny", pytest.param("real", marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+    scope="module",
+    params=[
+        pytest.param((model, kind), id=f"{model}-{kind}", marks=marks)
+        for model, marks in (("tiny", []), ("real", [pytest.mark.slow, pytest.mark.timeout(600)]))
+        for kind in ("torch", "native")
+    ],
 )
 def rig(
     request: pytest.FixtureRequest, model_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Rig]:
-    made = tiny(tmp_path_factory.mktemp("tiny")) if request.param == "tiny" else real(model_path)
+    model, kind = request.param
+    folder = tmp_path_factory.mktemp(kind)
+    made = tiny(kind, folder) if model == "tiny" else real(kind, model_path, folder)
     yield made
     made.first.close()
     made.second.close()

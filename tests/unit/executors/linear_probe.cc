@@ -1,8 +1,9 @@
 // Runs products of one packed weight for linear_probe.py: a request on stdin, all outputs on stdout.
 //
-// Request: int32 kind, rows, cols, group, has_bias, num_runs; codes, scales and offsets, or values; the bias; then a
-// run at a time int32 compute, num_threads, num_rows, stride and x. Answer: an error's text, or "ok", a line end, the
-// rows of the weight as float32 and, run by run, y [num_rows, stride]: NaN where nothing was written.
+// Request: int32 kind, rows, cols, group, has_bias, num_runs; codes, scales and offsets, or values; the bias; then
+// a run at a time int32 compute, num_threads, num_rows, stride and x. Answer: an error's text, or "ok" and the
+// bytes used, a line end, the weight's rows as float32 and, run by run, y [num_rows, stride]: NaN where it was not
+// written.
 
 #include <cmath>
 #include <cstdio>
@@ -17,7 +18,8 @@ namespace {
 template <typename T>
 std::vector<T> read(int64_t count) {
   std::vector<T> values(static_cast<size_t>(count));
-  if (std::fread(values.data(), sizeof(T), values.size(), stdin) != values.size()) throw std::runtime_error("short");
+  const size_t num_read = std::fread(values.data(), sizeof(T), values.size(), stdin);
+  if (num_read != values.size()) throw std::runtime_error("the request ends early");
   return values;
 }
 

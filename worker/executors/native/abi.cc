@@ -44,7 +44,9 @@ int64_t quire_sizeof(int32_t which) {
   return which >= 0 && which < 6 ? sizes[which] : -1;
 }
 
-const char* quire_kernel_name(int32_t weight_kind, int32_t compute) { return quire::kernel_name(weight_kind, compute); }
+const char* quire_kernel_name(int32_t weight_kind, int32_t compute) {
+  return quire::kernel_name(weight_kind, compute);
+}
 
 int64_t quire_packed_bytes(int32_t kind, int32_t rows, int32_t cols, int32_t group) {
   int64_t num_bytes = -1;

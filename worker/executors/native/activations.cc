@@ -1,5 +1,5 @@
-// Activations to int8: a group of 32 columns shares scale = max|x| / 127, and codes are rounded to nearest, ties to
-// even. A row's codes depend on that row alone.
+// Activations to int8: a group of 32 columns shares scale = max|x| / 127, and codes are rounded to nearest, ties
+// to even. A row's codes depend on that row alone.
 //
 // A group that holds NaN or infinity has scale NaN, so the whole output row is NaN: it fails, and no other.
 

@@ -20,8 +20,8 @@ struct GroupOfX {
   int32_t start_u8;
 };
 
-// DotU4 sums 4-bit codes times activations, DotU8 8-bit codes less 128. A sum starts from 0, or for centred 4-bit codes
-// (and always for DotU8) from start_of the activations' sum: what the centre, left in the codes, is going to add.
+// DotU4 sums 4-bit codes times activations, DotU8 8-bit codes less 128. A sum starts from 0, or for centred 4-bit
+// codes (and always for DotU8) from start_of the activations' sum: less what the centre, left in the codes, adds.
 #if defined(QUIRE_ISA_AVX2)
 
 // Keeps the compiler from adding products in trees, for which it has too few registers.
@@ -30,8 +30,8 @@ inline void keep_order(V& sum) {
   asm("" : "+x"(sum));
 }
 
-// 4-bit codes are the unsigned operand of maddubs. A pair of products is at most 2 * 15 * 127 = 3810, so int16 holds
-// the 8 pairs that a lane sums over a group (30480), and one madd a group is enough.
+// 4-bit codes are the unsigned operand of maddubs. A pair of products is at most 2 * 15 * 127 = 3810, so int16
+// holds the 8 pairs that a lane sums over a group (30480), and one madd a group is enough.
 struct DotU4 {
   using Sum = VectorOf<int16_t, 2 * kLanes>::type;
   struct Codes {

@@ -27,7 +27,8 @@ const char* kernel_name(int32_t weight_kind, int32_t compute) {
   }
 }
 
-void linear(Pool& pool, const QuireWeight& weight, const Activations& x, const float* bias, float* y, int64_t stride) {
+void linear(Pool& pool, const QuireWeight& weight, const Activations& x, const float* bias, float* y,
+            int64_t stride) {
   Activations::State& state = x.state();
   if (state.cols != weight.cols) {
     throw std::invalid_argument("activations of " + std::to_string(state.cols) + " columns times a weight of " +

@@ -28,8 +28,8 @@ struct F16 {
 
 // Adds columns [num_columns, kTile] of a tile times kRows rows of x to sums: [kRows, kTile].
 template <typename Format, int kRows>
-__attribute__((noinline)) void multiply(const typename Format::Stored* columns, int64_t num_columns, const float* x,
-                                        int64_t stride, float* sums) {
+__attribute__((noinline)) void multiply(const typename Format::Stored* columns, int64_t num_columns,
+                                        const float* x, int64_t stride, float* sums) {
   vf total[kRows][kVectorsPerTile];
   QUIRE_UNROLL
   for (int m = 0; m < kRows; ++m) {
@@ -134,16 +134,17 @@ void multiply_columns(const QuireWeight& weight, int64_t tile, int64_t first, in
 }  // namespace
 
 void linear_f32(Pool& pool, const QuireWeight& weight, const Activations::State& x, const Output& out) {
-  for_blocks(pool, num_tiles_of(weight.rows), x.num_rows, kMaxPass,
-             [&](int64_t tile, int64_t end, int64_t row, int64_t end_row) {
+  for_blocks(pool, num_tiles_of(weight.rows), x.num_rows, kMaxPass, [&](const Block& block) {
     alignas(64) float sums[kMaxRowsPerItem * kTile];
-    for (; tile < end; ++tile) {
-      std::memset(sums, 0, static_cast<size_t>(end_row - row) * kTile * sizeof(float));
+    for (int64_t tile = block.first_tile; tile < block.end_tile; ++tile) {
+      std::memset(sums, 0, static_cast<size_t>(block.num_rows) * kTile * sizeof(float));
       for (int64_t column = 0; column < weight.cols; column += kPanelColumns) {
         const int64_t num = std::min(kPanelColumns, weight.cols - column);
-        multiply_columns(weight, tile, column, num, {x.x + row * x.cols + column, x.cols, end_row - row}, sums);
+        const Rows rows{x.x + block.first_row * x.cols + column, x.cols, block.num_rows};
+        multiply_columns(weight, tile, column, num, rows, sums);
       }
-      out.write(sums, is_quantised(weight.kind) ? PackedCodes(weight).powers(tile) : nullptr, tile, row, end_row - row);
+      const float* powers = is_quantised(weight.kind) ? PackedCodes(weight).powers(tile) : nullptr;
+      out.write(sums, powers, tile, block.first_row, block.num_rows);
     }
   });
 }

@@ -1,7 +1,8 @@
 // Quantised weights times int8 activations.
 //
-// An output element is a sum over groups of columns, in ascending order, of
-//   fma(integer dot product, x's scale * w's scale, sum), then fma(x's scaled sum, w's offset, sum) where offsets are.
+// An output element is a sum over groups of columns, in ascending order, by
+//   sum = fma(integer dot product, x's scale * w's scale, sum), and where there are offsets
+//   sum = fma(x's scaled sum, w's offset, sum).
 // Integers are exact and each element has its own sum, so it makes no difference how many rows a pass serves, nor
 // whether 4-bit codes are unpacked in registers (few rows) or once into a panel (many).
 
@@ -195,15 +196,15 @@ void linear_int8(Pool& pool, const QuireWeight& weight, Activations::State& x, c
   if (is_halved) x.prepare_halves(pool);
   const GroupOfX* groups = (is_halved ? x.halves : x.groups).get<GroupOfX>();
   const int64_t groups_stride = x.num_groups() * (is_halved ? 2 : 1);
-  auto* multiply_one = is_halved             ? packed.has_offsets ? multiply_tile<16, true> : multiply_tile<16, false>
-                       : packed.has_offsets ? multiply_tile<32, true>
-                                             : multiply_tile<32, false>;
-  for_blocks(pool, packed.num_tiles, x.num_rows, kMaxPass, [&](int64_t tile, int64_t end, int64_t row, int64_t end_row) {
+  auto* multiply_one = packed.has_offsets ? multiply_tile<32, true> : multiply_tile<32, false>;
+  if (is_halved) multiply_one = packed.has_offsets ? multiply_tile<16, true> : multiply_tile<16, false>;
+  for_blocks(pool, packed.num_tiles, x.num_rows, kMaxPass, [&](const Block& block) {
     alignas(64) float sums[kMaxRowsPerItem * kTile];
-    const Rows rows{x.codes.get<int8_t>() + row * x.stride(), x.stride(), groups + row * groups_stride, groups_stride};
-    for (; tile < end; ++tile) {
-      multiply_one(packed, tile, rows, end_row - row, sums);
-      out.write(sums, packed.powers(tile), tile, row, end_row - row);
+    const Rows rows{x.codes.get<int8_t>() + block.first_row * x.stride(), x.stride(),
+                    groups + block.first_row * groups_stride, groups_stride};
+    for (int64_t tile = block.first_tile; tile < block.end_tile; ++tile) {
+      multiply_one(packed, tile, rows, block.num_rows, sums);
+      out.write(sums, packed.powers(tile), tile, block.first_row, block.num_rows);
     }
   });
 }

@@ -15,10 +15,6 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(why); }
 
-std::string at(int64_t row, int64_t column) {
-  return " of row " + std::to_string(row) + ", column " + std::to_string(column);
-}
-
 uint32_t bits_of(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
@@ -42,7 +38,9 @@ uint16_t to_f16(float x) {
   const uint32_t sign = bits_of(x) >> 16 & 0x8000;
   const float magnitude = std::fabs(x);
   if (std::isnan(x)) return static_cast<uint16_t>(sign | 0x7e00);
-  if (magnitude < 0x1p-14f) return static_cast<uint16_t>(sign | static_cast<uint32_t>(std::lrint(magnitude * 0x1p24f)));
+  if (magnitude < 0x1p-14f) {  // subnormal: units of 2^-24
+    return static_cast<uint16_t>(sign | static_cast<uint32_t>(std::lrint(magnitude * 0x1p24f)));
+  }
   const uint32_t bits = bits_of(magnitude);
   const uint32_t half = (bits + 0xfff + (bits >> 13 & 1) - (112u << 23)) >> 13;
   return static_cast<uint16_t>(sign | std::min(half, 0x7c00u));
@@ -70,8 +68,8 @@ void check_scales(int64_t rows, int64_t groups, const float* scales, const float
   for (int64_t i = 0; i < rows * groups; ++i) {
     for (const float* values : {scales, offsets}) {
       if (std::isfinite(values[i])) continue;
-      refuse((values == scales ? "the scale of row " : "the offset of row ") + std::to_string(i / groups) + ", group " +
-             std::to_string(i % groups) + " is not finite");
+      refuse((values == scales ? "the scale of row " : "the offset of row ") + std::to_string(i / groups) +
+             ", group " + std::to_string(i % groups) + " is not finite");
     }
   }
 }
@@ -109,8 +107,8 @@ struct Centred {
   bool has_offsets;
 };
 
-Centred choose_centre(int32_t kind, int64_t num_codes, int64_t num_scales, const uint8_t* codes, const float* scales,
-                      const float* offsets) {
+Centred choose_centre(int32_t kind, int64_t num_codes, int64_t num_scales, const uint8_t* codes,
+                      const float* scales, const float* offsets) {
   const int common = common_centre(num_scales, scales, offsets);
   if (kind == QUIRE_U4) return {common == 8 ? 8 : 0, common != 8};
   const auto [low, high] = std::minmax_element(codes, codes + num_codes);
@@ -123,7 +121,9 @@ Centred choose_centre(int32_t kind, int64_t num_codes, int64_t num_scales, const
 // holds, so that small ones keep all their bits.
 float row_power(int64_t groups, const float* scales, const double* offsets) {
   double largest = 0;
-  for (int64_t g = 0; g < groups; ++g) largest = std::max({largest, std::fabs(double{scales[g]}), std::fabs(offsets[g])});
+  for (int64_t g = 0; g < groups; ++g) {
+    largest = std::max({largest, std::fabs(double{scales[g]}), std::fabs(offsets[g])});
+  }
   return largest == 0 ? 1.0f : std::ldexp(1.0f, std::clamp(std::ilogb(largest) - 13, -126, 127));
 }
 
@@ -164,7 +164,11 @@ void pack_codes(int32_t kind, int32_t rows, int32_t cols, int32_t group, const u
   check_scales(rows, groups, scales, offsets);
   if (kind == QUIRE_U4) {
     const uint8_t* wide = std::find_if(codes, codes + num_codes, [](uint8_t code) { return code > 15; });
-    if (wide != codes + num_codes) refuse("the code" + at((wide - codes) / cols, (wide - codes) % cols) + " exceeds 15");
+    const int64_t place = wide - codes;
+    if (place != num_codes) {
+      refuse("the code of row " + std::to_string(place / cols) + ", column " + std::to_string(place % cols) +
+             " exceeds 15");
+    }
   }
   const Centred centred = choose_centre(kind, num_codes, rows * groups, codes, scales, offsets);
   const PackedCodes packed({kind, rows, cols, group, out}, centred.has_offsets, out);
@@ -178,7 +182,8 @@ void pack_codes(int32_t kind, int32_t rows, int32_t cols, int32_t group, const u
     const int lane = static_cast<int>(row % kTile);
     const float* row_scales = scales + row * groups;
     for (int64_t g = 0; g < groups; ++g) {
-      moved[g] = centred.has_offsets ? offsets[row * groups + g] + static_cast<double>(centred.centre) * row_scales[g] : 0;
+      const double exact = offsets[row * groups + g] + static_cast<double>(centred.centre) * row_scales[g];
+      moved[g] = centred.has_offsets ? exact : 0;
     }
     const float power = row_power(groups, row_scales, moved.data());
     const_cast<float*>(packed.powers(tile))[lane] = power;

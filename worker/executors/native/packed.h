@@ -5,12 +5,13 @@
 //   floats  a line (F32) or half a line (BF16, F16) per column: the column's 16 values;
 //   U8      a line per 4 columns: byte 4 * row + (column & 3) is code - centre + 128;
 //   U4      a line per 8 columns: low nibbles are its first 4 columns, high ones the others, bytes as in U8.
-// Quantised matrices begin with a header and a power of two per row; a tile begins with its scales (and offsets), 16
-// per group of columns, in float16 and relative to the row's power: what was a float16 stays exact; rounding what
-// was not (Q4_K, Q5_K, Q6_K) changes outputs by 0.02 %, where int8 activations change them by 0.5 %. Rows that pad the last tile are 0.
+// Quantised matrices begin with a header and a power of two per row; a tile begins with its scales (and offsets),
+// 16 per group of columns, in float16 and relative to the row's power: what was a float16 stays exact; rounding
+// what was not (Q4_K, Q5_K, Q6_K) changes outputs by 0.02 %, where int8 activations change them by 0.7 %. Rows
+// that pad the last tile are 0.
 //
-// Offsets are stored only where they are needed: where every offset is -centre * scale for one integer (Q4_0, Q8_0,
-// Q6_K, symmetric INT8) the codes are centred instead. So w = power * (scale * (stored - stored_centre) + offset).
+// Offsets are stored only where they are needed: where every offset is -centre * scale for one integer (Q4_0,
+// Q8_0, Q6_K, symmetric INT8) codes are centred instead. So w = power * (scale * (stored - centre()) + offset).
 #pragma once
 
 #include <cstdint>
@@ -51,7 +52,9 @@ struct PackedCodes {
   int group_bytes() const { return has_offsets ? 4 * kTile : 2 * kTile; }
   int64_t num_bytes() const { return tiles_at() + num_tiles * tile_bytes; }
   int64_t tiles_at() const { return kLineBytes + num_tiles * kTile * static_cast<int64_t>(sizeof(float)); }
-  const float* powers(int64_t tile) const { return reinterpret_cast<const float*>(start + kLineBytes) + tile * kTile; }
+  const float* powers(int64_t tile) const {
+    return reinterpret_cast<const float*>(start + kLineBytes) + tile * kTile;
+  }
   // [num_groups][scales of 16 rows, offsets of 16 rows if any]
   const uint16_t* scales(int64_t tile) const {
     return reinterpret_cast<const uint16_t*>(start + tiles_at() + tile * tile_bytes);

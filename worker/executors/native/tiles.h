@@ -10,7 +10,7 @@
 
 namespace quire {
 
-constexpr int64_t kMaxRowsPerItem = 120;  // their activations stay in the second-level cache, their sums in the first
+constexpr int64_t kMaxRowsPerItem = 120;  // activations stay in the second-level cache, sums in the first
 
 struct Output {
   int32_t num_columns;
@@ -36,20 +36,29 @@ struct Output {
   }
 };
 
-// Calls body(first_tile, end_tile, first_row, end_row) over all tiles and rows. Several items a thread, so
-// that a thread whose core is busy takes fewer; rows in blocks that are whole passes.
+// What one thread does at a time.
+struct Block {
+  int64_t first_tile;
+  int64_t end_tile;
+  int64_t first_row;
+  int64_t num_rows;
+};
+
+// Calls body(block) for blocks that make up all tiles and rows. Several blocks a thread, so that a thread whose
+// core is busy takes fewer; rows in whole passes.
 template <typename Body>
 void for_blocks(Pool& pool, int64_t num_tiles, int64_t num_rows, int64_t rows_per_pass, const Body& body) {
-  const int64_t most = (num_rows + kMaxRowsPerItem - 1) / kMaxRowsPerItem;
-  const int64_t even = (num_rows + most - 1) / most;
+  if (num_rows == 0) return;
+  const int64_t least = (num_rows + kMaxRowsPerItem - 1) / kMaxRowsPerItem;
+  const int64_t even = (num_rows + least - 1) / least;
   const int64_t rows_per_item = (even + rows_per_pass - 1) / rows_per_pass * rows_per_pass;
   const int64_t row_blocks = (num_rows + rows_per_item - 1) / rows_per_item;
   const int64_t wanted = pool.num_threads() == 1 ? 1 : 8 * pool.num_threads();
   const int64_t tile_blocks = std::min(num_tiles, (wanted + row_blocks - 1) / row_blocks);
   pool.run(row_blocks * tile_blocks, [&](int64_t item, int) {
-    const int64_t rows = item / tile_blocks, tiles = item % tile_blocks;
-    body(tiles * num_tiles / tile_blocks, (tiles + 1) * num_tiles / tile_blocks, rows * rows_per_item,
-         std::min(num_rows, (rows + 1) * rows_per_item));
+    const int64_t tiles = item % tile_blocks, row = item / tile_blocks * rows_per_item;
+    body(Block{tiles * num_tiles / tile_blocks, (tiles + 1) * num_tiles / tile_blocks, row,
+               std::min(rows_per_item, num_rows - row)});
   });
 }
 

@@ -1,10 +1,11 @@
 // Vectors of floats and bytes for one instruction set, chosen by one macro of the build:
 // QUIRE_ISA_AVX512VNNI, QUIRE_ISA_AVX2VNNI, QUIRE_ISA_AVX2, QUIRE_ISA_NEON (with dot product), QUIRE_ISA_PORTABLE.
 //
-// Everything above this file is written once, over `vf` (kLanes floats) and `vi` (kLanes int32), with the compiler's
-// own vector operators: + - * / < ? : & | << >>. A lane's bits depend on that lane's operands alone, so an element
-// comes out the same wherever it stands in an array; tails go through load_part and store_part, never through
-// another formula. Build with -ffp-contract=off: a product is fused only where fma() says so. Knows no tensors.
+// Everything above this file is written once, over `vf` (kLanes floats) and `vi` (kLanes int32), with the
+// compiler's own vector operators: + - * / < ? : & | << >>. A lane's bits depend on that lane's operands alone, so
+// an element comes out the same wherever it stands in an array; tails go through load_part and store_part, never
+// through another formula. Build with -ffp-contract=off: a product is fused only where fma() says so. Knows no
+// tensors.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +17,11 @@
 #include <immintrin.h>
 #endif
 
-// Before a loop over an array of vectors, so that the array is registers.
+// Before a loop over an array of vectors, so that the array is registers. (Emulated, it would only take compilers
+// long.)
+#ifndef QUIRE_UNROLL
 #define QUIRE_UNROLL _Pragma("GCC unroll 16")
+#endif
 
 namespace quire {
 
@@ -139,8 +143,8 @@ inline int32_t max_lanes(vi v) {
   return fold_lanes<int32_t>(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
-// The nearest integer, ties to even, for |v| < 2^22: as a float, and as an int32. (Adding 1.5 * 2^23 leaves no bits
-// below one; anything larger, or NaN, gives a meaningless integer.)
+// The nearest integer, ties to even, for |v| < 2^22: as a float, and as an int32. (Adding 1.5 * 2^23 leaves no
+// bits below one; anything larger, or NaN, gives a meaningless integer.)
 constexpr float kRoundMagic = 12582912.0f;
 inline vf round_even(vf v) { return (v + kRoundMagic) - kRoundMagic; }
 inline vi round_to_int(vf v) { return (vi)(v + kRoundMagic) - 0x4b400000; }
@@ -200,7 +204,8 @@ inline void store_i8(int8_t* to, vi v) {
 #elif defined(QUIRE_ISA_AVX2VNNI) || defined(QUIRE_ISA_AVX2)
   const __m256i first = _mm256_set1_epi32(0x0c080400);
   const __m256i four = _mm256_shuffle_epi8((__m256i)v, first);
-  store_as(to, _mm_cvtsi128_si64(_mm_unpacklo_epi32(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1))));
+  const __m128i low = _mm256_castsi256_si128(four), high = _mm256_extracti128_si256(four, 1);
+  store_as(to, _mm_cvtsi128_si64(_mm_unpacklo_epi32(low, high)));
 #elif defined(QUIRE_ISA_NEON)
   const int16x4_t half = vmovn_s32((int32x4_t)v);
   vst1_lane_s32(reinterpret_cast<int32_t*>(to), vreinterpret_s32_s8(vmovn_s16(vcombine_s16(half, half))), 0);

@@ -2,6 +2,8 @@
 // portable code, so that those kernels' arithmetic can be checked anywhere. Knows nothing of the kernels.
 #pragma once
 
+#define QUIRE_UNROLL
+
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx512.h>
 #include <simde/x86/f16c.h>
