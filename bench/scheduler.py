@@ -1,19 +1,24 @@
 """How many requests a second the scheduler's core admits and places, on one core, by length of the queue.
 
-Run: `python -m bench.scheduler [--seconds 2] [--waiting 0 1000 50000] [--workers 8]`. Nothing but the pure
-core runs: no gRPC, no clock inside. Each decision is one Acquire, one Report and one `place`, while the given
-number of requests waits. Time is this process's CPU time, so neighbours disturb it less.
+Run: `python -m bench.scheduler [--seconds 2] [--waiting 0 1000 50000] [--workers 8] [--tenants 1000]`.
+Nothing but the pure core runs: no gRPC, no clock inside. Each decision is one Acquire, one Report and one
+`place`, while the given number of requests of so many tenants waits. Time is this process's CPU time, so
+neighbours disturb it less.
 """
 
 import argparse
 import itertools
 import time
+from collections.abc import Callable
 
 from scheduler.core.credits import Report, WorkerHello
+from scheduler.core.fair_queue import FairPolicy, as_vtc
 from scheduler.core.fifo import FifoPolicy
 from scheduler.core.outputs import Placed
+from scheduler.core.policy import QueuePolicy
 from scheduler.core.request import Acquire
 from scheduler.core.rules import Rules
+from scheduler.core.share_queue import FairRules
 from scheduler.core.state import SchedulerCore
 from services.domain.capacity import Capacity
 from services.domain.generation import Band, Limits, RequestClass
@@ -23,11 +28,18 @@ GATEWAY = GatewayId("gateway-0")
 BANDS = tuple(Band)
 
 
-def acquire(number: int) -> Acquire:
+POLICIES: dict[str, Callable[[], QueuePolicy]] = {
+    "fair": FairPolicy,
+    "vtc": lambda: FairPolicy(as_vtc(FairRules())),
+    "fifo": FifoPolicy,
+}
+
+
+def acquire(number: int, num_tenants: int) -> Acquire:
     """Return request `number`: bands in turn, every one with a deadline."""
     return Acquire(
         key=RequestKey(RequestId(f"r{number}"), 1),
-        tenant=TenantId(f"t{number % 50}"),
+        tenant=TenantId(f"t{number % num_tenants}"),
         band=BANDS[number % len(BANDS)],
         request_class=RequestClass.SHORT,
         model="m",
@@ -55,20 +67,20 @@ def fleet(core: SchedulerCore, num_workers: int) -> list[WorkerId]:
     return names
 
 
-def measure(num_waiting: int, num_workers: int, seconds: float) -> float:
+def measure(policy: str, num_waiting: int, num_workers: int, num_tenants: int, seconds: float) -> float:
     """Return decisions per second with `num_waiting` requests in the queue all the time."""
     rules = Rules(max_waiting=10**9, max_waiting_tokens=10**12)
-    core = SchedulerCore(rules, FifoPolicy(), 0.0)
+    core = SchedulerCore(rules, POLICIES[policy](), 0.0)
     names = fleet(core, num_workers)
     for number in range(num_waiting):
-        core.acquire(GATEWAY, acquire(number), 0.0)
+        core.acquire(GATEWAY, acquire(number, num_tenants), 0.0)
     core.place(0.0)
     began, count, last = time.process_time(), 0, {name: RequestKey(RequestId(""), 1) for name in names}
     for number, name in zip(itertools.count(num_waiting), itertools.cycle(names), strict=False):
         now = time.process_time() - began
         if now >= seconds:
             return count / now
-        core.acquire(GATEWAY, acquire(number), now)
+        core.acquire(GATEWAY, acquire(number, num_tenants), now)
         view = core.fleet.workers[name]
         started = tuple(view.outstanding)
         report = Report(
@@ -93,12 +105,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="length of each measurement")
     parser.add_argument("--waiting", type=int, nargs="+", default=[0, 1000, 50_000], help="queue lengths")
     parser.add_argument("--workers", type=int, default=8)
-    arguments = parser.parse_args()
-    print(f"{'waiting':>8}  {'placed/s':>9}")
-    for num_waiting in arguments.waiting:
-        print(
-            f"{num_waiting:8d}  {measure(num_waiting, arguments.workers, arguments.seconds):9.0f}", flush=True
-        )
+    parser.add_argument("--tenants", type=int, default=1000)
+    parser.add_argument("--policy", nargs="+", choices=POLICIES, default=list(POLICIES))
+    asked = parser.parse_args()
+    print(f"{'waiting':>8}  {'policy':<6}  {'placed/s':>9}")
+    for num_waiting, policy in itertools.product(asked.waiting, asked.policy):
+        placed = measure(policy, num_waiting, asked.workers, asked.tenants, asked.seconds)
+        print(f"{num_waiting:8d}  {policy:<6}  {placed:9.0f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import structlog
 
 from protos.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from scheduler.config import SchedulerConfig
-from scheduler.core.fifo import FifoPolicy
 from scheduler.core.outputs import AskMatch
 from scheduler.core.request import Match
 from scheduler.dispatcher import Dispatcher
@@ -48,7 +47,7 @@ async def serve(config: SchedulerConfig, life: Lifecycle) -> None:
     """Serve until told to stop."""
     metrics = Metrics()
     dispatcher = Dispatcher(
-        config.rules(), new_policy=FifoPolicy, epoch=life.epoch, metrics=SchedulerMetrics(metrics)
+        config.rules(), new_policy=config.new_policy, epoch=life.epoch, metrics=SchedulerMetrics(metrics)
     )
     service = SchedulerService(dispatcher, name=config.name, build=BUILD)
     server = create_server(interceptors=[ErrorInterceptor()])

@@ -4,12 +4,26 @@ Knows ranges; how values are read is the chassis' business.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
+from scheduler.core.fair_queue import FairPolicy, as_vtc
+from scheduler.core.fifo import FifoPolicy
+from scheduler.core.policy import QueuePolicy
 from scheduler.core.rules import Rules
+from scheduler.core.share_queue import FairRules
 from services.chassis.config import check_range
 from services.chassis.grpc import split_address
 from services.chassis.logging import LEVELS
+from services.domain.generation import Band
+
+
+class Policy(StrEnum):
+    """Who is next."""
+
+    FAIR = "fair"
+    VTC = "vtc"
+    FIFO = "fifo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +46,14 @@ class SchedulerConfig:
     """Milliseconds that a request at the head waits for the kvmanager's answer; 1 to 1000."""
     submit_within_ms: int = 2000
     """Milliseconds that a gateway has to use a place; then it goes to another request. 50 to 60000."""
+    policy: Policy = Policy.FAIR
+    """Order of the queue: fair, vtc (fair, but blind to cached prefixes) or fifo."""
+    fair_quantum: int = 4096
+    """Tokens of service that a cached prefix may bring a tenant ahead of the least served; 0 to 10000000."""
+    standard_floor: float = 0.1
+    """Part of the service that the standard band gets however busy the interactive one is; 0 to 0.5."""
+    batch_floor: float = 0.05
+    """The same for the batch band; 0 to 0.5."""
     max_waiting: int = 10_000
     """Requests per model that may wait in a band and the bands before it."""
     max_waiting_tokens: int = 16_000_000
@@ -53,6 +75,9 @@ class SchedulerConfig:
         check_range("batch_wait_ms", self.batch_wait_ms, 0, 10_000)
         check_range("match_within_ms", self.match_within_ms, 1, 1000)
         check_range("submit_within_ms", self.submit_within_ms, 50, 60_000)
+        check_range("fair_quantum", self.fair_quantum, 0, 10_000_000)
+        check_range("standard_floor", self.standard_floor, 0, 0.5)
+        check_range("batch_floor", self.batch_floor, 0, 0.5)
         check_range("max_waiting", self.max_waiting, 1)
         check_range("max_waiting_tokens", self.max_waiting_tokens, 1)
         if self.log_level not in LEVELS:
@@ -61,6 +86,16 @@ class SchedulerConfig:
             raise ValueError("tls_cert and tls_key must be given together")
         if self.kvmanager is not None:
             split_address(self.kvmanager)
+
+    def new_policy(self) -> QueuePolicy:
+        """Return an empty queue."""
+        if self.policy is Policy.FIFO:
+            return FifoPolicy()
+        rules = FairRules(
+            quantum=self.fair_quantum,
+            floors={Band.STANDARD: self.standard_floor, Band.BATCH: self.batch_floor},
+        )
+        return FairPolicy(rules if self.policy is Policy.FAIR else as_vtc(rules))
 
     def rules(self) -> Rules:
         """Return the core's bounds."""

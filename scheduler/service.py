@@ -13,7 +13,7 @@ from protos.scheduler.v1 import scheduler_pb2_grpc
 from protos.types.v1 import types_pb2
 from scheduler.core.credits import Report, WorkerHello
 from scheduler.core.outputs import ModelsChanged, Output, Placed, PlacementsMade, Queued, Rejected
-from scheduler.core.request import Acquire
+from scheduler.core.request import Acquire, PromptUse
 from scheduler.dispatcher import Dispatcher
 from services.chassis.stream import Outbox, first_message, serve_duplex
 from services.domain.block_hash import DIGEST_BYTES
@@ -22,6 +22,9 @@ from services.domain.errors import Draining, ErrorDetail, InvalidField, ServeErr
 from services.domain.generation import MAX_CHOICES, Band, RequestClass
 from services.domain.ids import BlockHash, Epoch, GatewayId, Namespace, TenantId, WorkerId
 from services.rpc import convert
+
+MIN_WEIGHT, MAX_WEIGHT = 1e-3, 1e6
+"""Bounds of a tenant's weight."""
 
 MAX_TO_GATEWAY = 65_536
 """Messages that may wait for a gateway: after a restart everything it waits for is answered at once."""
@@ -203,6 +206,9 @@ def _read_acquire(message: pb.Acquire) -> Acquire | ServeError:
         return InvalidField("num_prompt_tokens", "prompt and output must be at least 1 token")
     if not 1 <= message.n <= MAX_CHOICES:
         return InvalidField("n", f"must be 1 to {MAX_CHOICES}, got {message.n}")
+    weight = message.weight or 1.0
+    if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+        return InvalidField("weight", f"must be {MIN_WEIGHT} to {MAX_WEIGHT}, got {weight}")
     if any(len(one) != DIGEST_BYTES for one in message.block_hashes):
         return InvalidField("block_hashes", f"each must have {DIGEST_BYTES} bytes")
     return Acquire(
@@ -221,6 +227,7 @@ def _read_acquire(message: pb.Acquire) -> Acquire | ServeError:
         own_salt=message.own_salt,
         cache_opt_out=message.cache_opt_out,
         traceparent=message.traceparent,
+        weight=weight,
     )
 
 
@@ -246,6 +253,10 @@ def _worker_hello(message: pb.WorkerHello) -> WorkerHello:
 
 
 def _report(message: pb.Report) -> Report:
+    prompts = {
+        convert.key_from_pb(one.key): PromptUse(one.uncached_tokens, one.cached_tokens)
+        for one in message.ended
+    }
     return Report(
         seq=message.seq,
         placements_seen=message.placements_seen,
@@ -257,7 +268,9 @@ def _report(message: pb.Report) -> Report:
         running=message.running,
         waiting=message.waiting,
         started=tuple(convert.key_from_pb(key) for key in message.started),
-        ended=tuple(convert.key_from_pb(one.key) for one in message.ended),
+        ended=tuple(prompts),
+        prompts=prompts,
+        output_tokens={TenantId(use.tenant): use.output_tokens for use in message.tenant_use},
         at_slice=frozenset(TenantId(tenant) for tenant in message.at_slice),
         draining=message.draining,
     )

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from services.domain.ids import BlockHash, RequestKey, TenantId
 from services.domain.slices import NO_SLICES, SliceInForce, SlicesInForce
-from services.rpc.worker_scheduler_link import Load, TokensUsed
+from services.rpc.worker_scheduler_link import EndedRequest, Load, TokensUsed
 from worker.async_engine import AsyncEngine
 from worker.engine.commands import Drain, SetIdleTtl, SetRanks, SetSlices
 from worker.engine.kv_events import RemovalReason, Removed
@@ -38,7 +38,7 @@ class LoadReport:
         self._taken_at_hello = 0
         self._granted = 0
         self._started: list[RequestKey] = []
-        self._ended: list[tuple[RequestKey, int]] = []
+        self._ended: list[EndedRequest] = []
         self._use: dict[TenantId, TokensUsed] = {}
         self._changed_tenants: set[TenantId] = set()
         self._prefill_tokens_per_s = 0.0
@@ -62,7 +62,7 @@ class LoadReport:
             if isinstance(event, Accepted | Refused):
                 self._book.entered(event.key)
         self._started += outputs.started
-        self._ended += [(one.key, _code(one)) for one in outputs.ended]
+        self._ended += map(_ended, outputs.ended)
         for tenant, use in outputs.tenant_use.items():
             self._use[tenant] = TokensUsed(
                 uncached=use.uncached_tokens, cached=use.cached_tokens, output=use.output_tokens
@@ -230,5 +230,11 @@ class KvReport:
         self._engine.snapshot(lambda blocks: reply([block.hash for block in blocks]))
 
 
-def _code(end: Ended | Refused) -> int:
-    return 0 if end.error is None else end.error.code.value
+def _ended(end: Ended | Refused) -> EndedRequest:
+    code = 0 if end.error is None else end.error.code.value
+    if isinstance(end, Refused):
+        return EndedRequest(key=end.key, code=code)
+    cached = end.usage.cached_tokens
+    # What it computed beyond its prompt is output, or was computed again after a preemption.
+    uncached = min(end.usage.prompt_tokens - cached, end.computed_tokens)
+    return EndedRequest(key=end.key, code=code, uncached_tokens=uncached, cached_tokens=cached)

@@ -17,6 +17,9 @@ RATE_WINDOW_S = 10.0
 
 MAX_RETRY_S = 30.0
 
+MOST_OF_FREE = 4
+"""Times the free places of a queue that one tenant may take, where the policy knows tenants."""
+
 
 class PlacementRate:
     """Placements per second of one model, as an exponentially fading average."""
@@ -80,22 +83,33 @@ def queue_full(
     """Return the refusal of a request that finds the queue at its bound.
 
     A band counts itself and the bands before it, so a flood of batch work cannot shut out interactive work.
+    One tenant may have at most `MOST_OF_FREE` times what is still free, so a flood of its requests leaves
+    places for others. Worked number: of 10,000 places one tenant alone gets 8,000, ten that flood 976 each,
+    and 244 stay free.
+    Source: Choudhury and Hahne, "Dynamic Queue Length Thresholds", 1998.
 
     Args:
         expected_wait_s: Says how long the whole queue takes; asked only for a refusal.
     """
     waiting = policy.num_waiting(acquire.model, acquire.band)
-    tokens = policy.num_tokens(acquire.model, acquire.band)
-    if waiting < rules.max_waiting and tokens + acquire.num_prompt_tokens <= rules.max_waiting_tokens:
-        return None
-    if waiting >= rules.max_waiting:
+    tokens = policy.num_tokens(acquire.model, acquire.band) + acquire.num_prompt_tokens - 1
+    free, free_tokens = rules.max_waiting - waiting, rules.max_waiting_tokens - tokens
+    own, own_tokens = policy.waiting_of_tenant(acquire)
+    whose = "wait"
+    if free <= 0:
         what, now, limit = "requests", waiting, rules.max_waiting
-    else:
+    elif free_tokens <= 0:
         what, now, limit = "tokens", tokens, rules.max_waiting_tokens
+    elif own >= MOST_OF_FREE * free:
+        what, now, limit, whose = "requests", own, MOST_OF_FREE * free, "of this tenant wait"
+    elif own_tokens >= MOST_OF_FREE * free_tokens:
+        what, now, limit, whose = "tokens", own_tokens, MOST_OF_FREE * free_tokens, "of this tenant wait"
+    else:
+        return None
     # Half of the queue gone is a good time to come back.
     retry_after_s = min(MAX_RETRY_S, max(1.0, (expected_wait_s() or 0.0) / 2))
     return QueueFull(
-        f"{now} {what} wait for {acquire.model} in this band and those before it, the limit is {limit}",
+        f"{now} {what} {whose} for {acquire.model} in this band and those before it, the limit is {limit}",
         ErrorDetail(
             quota=f"queue/{acquire.model}/{what}",
             retry_after_s=retry_after_s,

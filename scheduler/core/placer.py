@@ -3,7 +3,7 @@
 Changes queue, fleet and live table through their own commands; time comes in. Knows no gateway connection.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
 
@@ -108,9 +108,11 @@ class Placer:
         """Place the first head that fits; return its worker, or None when nothing can be placed now."""
         passed: list[WaitingRequest] = []
         kept: dict[WorkerBoot, RequestKey] = {}
-        for request in islice(self._heads(model, workers), self._rules.window):
+        held = held_back(workers)
+        for request in islice(self._room.policy.candidates(model, held=held), self._rules.window):
             if self._must_ask(request, now):
-                outputs += self._ask(model, workers, now)
+                heads = islice(self._room.policy.candidates(model, held=held), self._rules.window)
+                outputs += self._ask(model, heads, now)
             if request.key in self._asked:
                 return None
             choice = choose(request, workers, kept)
@@ -156,41 +158,35 @@ class Placer:
         worker.last_turn = self._turn
         computes = acquire.block_hashes[choice.cached_tokens // BLOCK_SIZE :]
         self._live.add(acquire.key, worker.hello.worker, computes)
-        self._room.placed(request, choice.cached_tokens)
+        self._room.placed(request, worker.hello.worker, choice.cached_tokens)
         self._rates.setdefault(acquire.model, PlacementRate()).placed(now)
         return output
 
-    def _heads(self, model: str, workers: list[WorkerCredits]) -> Iterator[WaitingRequest]:
-        """Yield what may be placed, next first."""
-        candidates = self._room.policy.candidates(model)
-        tenants = held_back(workers)
-        if not tenants:
-            return candidates
-        return (request for request in candidates if request.acquire.tenant not in tenants)
+    def settle_match(self, request: WaitingRequest, now: float) -> None:
+        """Give a request that needs no question its match: then the policy need not hope for one."""
+        if request.acquire.cache_opt_out or not request.acquire.block_hashes:
+            request.match = uncacheable_match(request.acquire, now)
+        elif not self.matching:
+            request.match = unknown_match(now)
+
+    def _ask(self, model: str, heads: Iterable[WaitingRequest], now: float) -> list[Output]:
+        """Ask for all heads whose match is unknown or old, so that the answers come together."""
+        stale = [request for request in heads if self._must_ask(request, now)]
+        namespace = self._fleet.namespace(model)
+        for request in stale:
+            request.match_asked = now
+            self._asked[request.key] = request
+        return [AskMatch(acquire=request.acquire, namespace=namespace) for request in stale]
 
     def _must_ask(self, request: WaitingRequest, now: float) -> bool:
-        """Settle the match of a request that needs no question; say whether one must be asked."""
-        if request.key in self._asked:
+        match = request.match
+        if match is not None and now - match.at <= self._rules.match_fresh_s:
             return False
-        if request.acquire.cache_opt_out or not request.acquire.block_hashes:
-            request.match = request.match or uncacheable_match(request.acquire, now)
+        if request.key in self._asked or request.acquire.cache_opt_out or not request.acquire.block_hashes:
             return False
         if not self.matching:
             request.match = unknown_match(now)
-            return False
-        return request.match is None or now - request.match.at > self._rules.match_fresh_s
-
-    def _ask(self, model: str, workers: list[WorkerCredits], now: float) -> list[Output]:
-        """Ask for all heads that the free credits could take, so that the answers come together."""
-        credit = sum(worker.free_credits for worker in workers)
-        namespace = self._fleet.namespace(model)
-        questions: list[Output] = []
-        for request in islice(self._heads(model, workers), min(self._rules.window, credit)):
-            if self._must_ask(request, now):
-                request.match_asked = now
-                self._asked[request.key] = request
-                questions.append(AskMatch(acquire=request.acquire, namespace=namespace))
-        return questions
+        return self.matching
 
     def _end_late_asks(self, now: float) -> None:
         while self._asked:

@@ -1,15 +1,16 @@
-"""The interface of queue policies: who is next.
+"""The interface of queue policies: who is next, and what fairness is told of the work.
 
-A policy orders what waits; it does not know workers, credits or time limits. Bands are strict in every
-policy. What it may weigh is in its data from the start: band, class, model, tenant, and the cached prefix
-(`WaitingRequest.match`) of the requests it offers.
+A policy orders what waits; it does not know workers' credits or time limits. Bands are strict in every
+policy, but for what it reserves. What it may weigh is in its data: band, class, model, tenant and its weight,
+and the cached prefix (`WaitingRequest.match`) of the requests it offers.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Protocol
 
-from scheduler.core.request import WaitingRequest
-from services.domain.generation import Band
+from scheduler.core.request import Acquire, PromptUse, WaitingRequest
+from services.domain.generation import Band, RequestClass
+from services.domain.ids import RequestKey, TenantId, WorkerId
 
 
 class QueuePolicy(Protocol):
@@ -21,11 +22,18 @@ class QueuePolicy(Protocol):
     def remove(self, request: WaitingRequest) -> None:
         """Forget a request that leaves without being placed."""
 
-    def placed(self, request: WaitingRequest, cached_tokens: int) -> None:
-        """Forget a request that was placed; fairness charges it here."""
+    def placed(self, request: WaitingRequest, worker: WorkerId, cached_tokens: int) -> None:
+        """Forget a request that was placed; fairness charges its prompt here, as predicted."""
 
-    def candidates(self, model: str) -> Iterator[WaitingRequest]:
-        """Yield what waits for `model`, next first. Valid until the next change."""
+    def candidates(
+        self, model: str, *, closed: Collection[RequestClass] = (), held: Collection[TenantId] | None = None
+    ) -> Iterator[WaitingRequest]:
+        """Yield what waits for `model`, next first. Valid until the next change.
+
+        Args:
+            closed: Classes of which nothing can be placed now.
+            held: Tenants of whom nothing can be placed now; they hold up nobody. None: this is but a look.
+        """
 
     def models(self) -> Iterable[str]:
         """Return the models that something waits for."""
@@ -35,3 +43,45 @@ class QueuePolicy(Protocol):
 
     def num_tokens(self, model: str, lowest: Band = Band.BATCH) -> int:
         """Return the prompt tokens of those requests."""
+
+    def waiting_of_tenant(self, acquire: Acquire) -> tuple[int, int]:
+        """Return how many requests of its tenant wait beside `acquire`, and their prompt tokens, as far as
+        the policy bounds tenants one by one; (0, 0) where it does not."""
+
+    def position(self, request: WaitingRequest) -> int:
+        """Estimate the turn of a request that came in last, from 1. O(1)."""
+
+    # What became of what was placed
+
+    def used(self, worker: WorkerId, tenant: TenantId, num_output_tokens: int) -> None:
+        """A tenant's requests on a worker gave further tokens."""
+
+    def ended(self, key: RequestKey, use: PromptUse | None) -> None:
+        """A placed request ended; None where what its prompt took is not known."""
+
+    def given_back(self, key: RequestKey) -> None:
+        """A placement came to nothing."""
+
+    def worker_gone(self, worker: WorkerId, kept: Collection[RequestKey]) -> None:
+        """Nothing more will be heard of what was placed there, but for the keys `kept`."""
+
+    def over_share(self, worker: WorkerId) -> Mapping[TenantId, float]:
+        """Return how far the tenants with requests on a worker are over their share; > 0 is over it."""
+
+
+class NoAccounts:
+    """The part of a policy that charges nobody."""
+
+    def waiting_of_tenant(self, acquire: Acquire) -> tuple[int, int]:
+        return 0, 0
+
+    def used(self, worker: WorkerId, tenant: TenantId, num_output_tokens: int) -> None: ...
+
+    def ended(self, key: RequestKey, use: PromptUse | None) -> None: ...
+
+    def given_back(self, key: RequestKey) -> None: ...
+
+    def worker_gone(self, worker: WorkerId, kept: Collection[RequestKey]) -> None: ...
+
+    def over_share(self, worker: WorkerId) -> Mapping[TenantId, float]:
+        return {}

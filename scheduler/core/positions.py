@@ -24,9 +24,7 @@ class Positions:
 
     def arrived(self, request: WaitingRequest) -> None:
         """A request came in (or asked again): it is told where it stands unless it is placed at once."""
-        acquire = request.acquire
-        position = self._room.policy.num_waiting(acquire.model, acquire.band)
-        self._new.append((request, position))
+        self._new.append((request, self._room.policy.position(request)))
 
     def next_wake(self) -> float | None:
         """Return when positions are looked at next; only matters while something waits."""

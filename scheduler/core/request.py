@@ -37,6 +37,16 @@ class Acquire:
     own_salt: bool = False
     cache_opt_out: bool = False
     traceparent: str = ""
+    weight: float = 1.0
+    """The tenant's share relative to others'."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptUse:
+    """What a request's prompt took in the end, in tokens."""
+
+    uncached: int
+    cached: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

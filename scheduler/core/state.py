@@ -4,7 +4,7 @@ The one owner of queue, fleet and placements. Reads no clock and sends nothing; 
 Inputs only take note; `place` decides, so whatever arrived together is placed together.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from scheduler.core.admission import never_fits, queue_full
 from scheduler.core.credits import Report, WorkerHello
@@ -85,7 +85,7 @@ class SchedulerCore:
 
     def worker_connected(self, hello: WorkerHello, now: float) -> list[Output]:
         """A worker said hello. Credits and placement numbers start anew."""
-        self._drop_worker(hello.worker, now)
+        self._drop_worker(hello.worker, now, kept=frozenset(hello.live))
         self.fleet.connect(hello, now)
         for key in hello.live:
             self.live.add(key, hello.worker)
@@ -102,14 +102,18 @@ class SchedulerCore:
         """A worker says how much it takes."""
         view = self.fleet.workers[worker]
         was_draining = view.draining
-        view.apply(report, now)
+        policy = self.room.policy
+        for tenant, num_tokens in view.apply(report, now).items():
+            policy.used(worker, tenant, num_tokens)
         for key in report.started:
             self.live.add(key, worker)
         for key in report.ended:
             self.live.ended(key, now)
+            policy.ended(key, report.prompts.get(key))
         for key in view.overdue(now):
             view.resolve(key)
             self.live.remove(key)
+            policy.given_back(key)
         if view.draining and not was_draining:
             self._leaves(worker, now)
         return self._taken()
@@ -180,6 +184,7 @@ class SchedulerCore:
         if error is not None:
             self._refuse(gateway, acquire, error, now)
             return
+        self._placer.settle_match(request, now)
         self.room.add(request)
         self._positions.arrived(request)
         self._placer.open_window(acquire.model, now)
@@ -300,6 +305,7 @@ class SchedulerCore:
             return
         view.resolve(key)
         self.live.remove(key)
+        self.room.policy.given_back(key)
         self._outputs.append(
             PlacementsMade(worker=view.hello.worker, highest_seq=view.placed, abandoned=(placement.seq,))
         )
@@ -312,10 +318,11 @@ class SchedulerCore:
             for key in mine:
                 self._give_back(key, None)
 
-    def _drop_worker(self, worker: WorkerId, now: float) -> None:
+    def _drop_worker(self, worker: WorkerId, now: float, kept: Collection[RequestKey] = frozenset()) -> None:
         if worker in self.fleet.workers:
             self.fleet.remove(worker, now)
             self.live.worker_gone(worker)
+            self.room.policy.worker_gone(worker, kept)
 
     def _leaves(self, worker: WorkerId, now: float) -> None:
         self.fleet.leave(worker, now)

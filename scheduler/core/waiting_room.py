@@ -9,7 +9,7 @@ from collections import Counter
 from scheduler.core.policy import QueuePolicy
 from scheduler.core.request import WaitingRequest
 from services.domain.generation import Band, RequestClass
-from services.domain.ids import GatewayId, RequestId
+from services.domain.ids import GatewayId, RequestId, WorkerId
 
 QueueName = tuple[Band, RequestClass, str]
 
@@ -59,9 +59,9 @@ class WaitingRoom:
         self.policy.remove(request)
         self._forget(request)
 
-    def placed(self, request: WaitingRequest, cached_tokens: int) -> None:
+    def placed(self, request: WaitingRequest, worker: WorkerId, cached_tokens: int) -> None:
         """Forget a request that was placed."""
-        self.policy.placed(request, cached_tokens)
+        self.policy.placed(request, worker, cached_tokens)
         self._forget(request)
 
     def expired(self, now: float) -> list[WaitingRequest]:

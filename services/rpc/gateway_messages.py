@@ -32,6 +32,7 @@ def acquire_to_pb(one: Acquisition) -> scheduler_pb2.Acquire:
         own_salt=one.own_salt,
         cache_opt_out=one.cache_opt_out,
         traceparent=one.traceparent,
+        weight=one.weight,
     )
 
 

@@ -55,6 +55,8 @@ class Acquisition:
     own_salt: bool = False
     cache_opt_out: bool = False
     traceparent: str = ""
+    weight: float = 1.0
+    """The tenant's share relative to others'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

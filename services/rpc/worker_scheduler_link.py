@@ -35,6 +35,18 @@ class TokensUsed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndedRequest:
+    """What the scheduler hears of a request that is over."""
+
+    key: RequestKey
+    code: int
+    """Canonical gRPC code, 0 for a good end."""
+    uncached_tokens: int = 0
+    """Prompt tokens computed here, each counted once."""
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """One report; see `scheduler.v1.Report`."""
 
@@ -47,8 +59,7 @@ class Load:
     running: int
     waiting: int
     started: Sequence[RequestKey] = ()
-    ended: Sequence[tuple[RequestKey, int]] = ()
-    """Key and canonical gRPC code, 0 for a good end."""
+    ended: Sequence[EndedRequest] = ()
     tenant_use: Mapping[TenantId, TokensUsed] = field(default_factory=dict)
     at_slice: Sequence[TenantId] = ()
     draining: bool
@@ -160,7 +171,15 @@ class WorkerSchedulerLink:
             running=load.running,
             waiting=load.waiting,
             started=[key_to_pb(key) for key in load.started],
-            ended=[pb.EndedRequest(key=key_to_pb(key), code=code) for key, code in load.ended],
+            ended=[
+                pb.EndedRequest(
+                    key=key_to_pb(one.key),
+                    code=one.code,
+                    uncached_tokens=one.uncached_tokens,
+                    cached_tokens=one.cached_tokens,
+                )
+                for one in load.ended
+            ],
             tenant_use=[
                 pb.TenantUse(
                     tenant=tenant,

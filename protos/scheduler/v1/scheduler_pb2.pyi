@@ -28,7 +28,7 @@ class GatewayHello(_message.Message):
     def __init__(self, peer: _Optional[_Union[_types_pb2.Peer, _Mapping]] = ..., waiting: _Optional[_Iterable[_Union[Acquire, _Mapping]]] = ...) -> None: ...
 
 class Acquire(_message.Message):
-    __slots__ = ("key", "tenant", "band", "request_class", "model", "num_prompt_tokens", "max_output_tokens", "n", "block_hashes", "limits", "waited_ms", "avoid", "own_salt", "cache_opt_out", "traceparent")
+    __slots__ = ("key", "tenant", "band", "request_class", "model", "num_prompt_tokens", "max_output_tokens", "n", "block_hashes", "limits", "waited_ms", "avoid", "own_salt", "cache_opt_out", "traceparent", "weight")
     KEY_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     BAND_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,7 @@ class Acquire(_message.Message):
     OWN_SALT_FIELD_NUMBER: _ClassVar[int]
     CACHE_OPT_OUT_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     key: _types_pb2.RequestKey
     tenant: str
     band: _types_pb2.Band
@@ -59,7 +60,8 @@ class Acquire(_message.Message):
     own_salt: bool
     cache_opt_out: bool
     traceparent: str
-    def __init__(self, key: _Optional[_Union[_types_pb2.RequestKey, _Mapping]] = ..., tenant: _Optional[str] = ..., band: _Optional[_Union[_types_pb2.Band, str]] = ..., request_class: _Optional[_Union[_types_pb2.RequestClass, str]] = ..., model: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., n: _Optional[int] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., waited_ms: _Optional[int] = ..., avoid: _Optional[_Iterable[str]] = ..., own_salt: _Optional[bool] = ..., cache_opt_out: _Optional[bool] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    weight: float
+    def __init__(self, key: _Optional[_Union[_types_pb2.RequestKey, _Mapping]] = ..., tenant: _Optional[str] = ..., band: _Optional[_Union[_types_pb2.Band, str]] = ..., request_class: _Optional[_Union[_types_pb2.RequestClass, str]] = ..., model: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., n: _Optional[int] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., waited_ms: _Optional[int] = ..., avoid: _Optional[_Iterable[str]] = ..., own_salt: _Optional[bool] = ..., cache_opt_out: _Optional[bool] = ..., traceparent: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class Abandon(_message.Message):
     __slots__ = ("key", "seq")
@@ -236,12 +238,16 @@ class Report(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., placements_seen: _Optional[int] = ..., granted: _Optional[int] = ..., startable_pages: _Optional[int] = ..., free_pages: _Optional[int] = ..., reclaimable_pages: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., started: _Optional[_Iterable[_Union[_types_pb2.RequestKey, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[EndedRequest, _Mapping]]] = ..., tenant_use: _Optional[_Iterable[_Union[TenantUse, _Mapping]]] = ..., draining: _Optional[bool] = ..., steps: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., at_slice: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EndedRequest(_message.Message):
-    __slots__ = ("key", "code")
+    __slots__ = ("key", "code", "uncached_tokens", "cached_tokens")
     KEY_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
+    UNCACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     key: _types_pb2.RequestKey
     code: int
-    def __init__(self, key: _Optional[_Union[_types_pb2.RequestKey, _Mapping]] = ..., code: _Optional[int] = ...) -> None: ...
+    uncached_tokens: int
+    cached_tokens: int
+    def __init__(self, key: _Optional[_Union[_types_pb2.RequestKey, _Mapping]] = ..., code: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class TenantUse(_message.Message):
     __slots__ = ("tenant", "uncached_tokens", "cached_tokens", "output_tokens")

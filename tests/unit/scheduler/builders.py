@@ -7,7 +7,8 @@ from typing import TypeVar
 from scheduler.core.credits import Report, WorkerHello
 from scheduler.core.fifo import FifoPolicy
 from scheduler.core.outputs import Output
-from scheduler.core.request import Acquire
+from scheduler.core.policy import QueuePolicy
+from scheduler.core.request import Acquire, PromptUse
 from scheduler.core.rules import Rules
 from scheduler.core.state import SchedulerCore
 from services.domain.capacity import Capacity
@@ -47,12 +48,14 @@ def acquire(
     cache_opt_out: bool = False,
     n: int = 1,
     tenant: str = "local",
+    weight: float = 1.0,
+    kind: RequestClass = RequestClass.SHORT,
 ) -> Acquire:
     return Acquire(
         key=key(request_id, attempt),
         tenant=TenantId(tenant),
         band=band,
-        request_class=RequestClass.SHORT,
+        request_class=kind,
         model=model,
         num_prompt_tokens=tokens,
         max_output_tokens=output,
@@ -62,6 +65,7 @@ def acquire(
         waited_s=waited_s,
         avoid=frozenset(WorkerId(name) for name in avoid),
         cache_opt_out=cache_opt_out,
+        weight=weight,
     )
 
 
@@ -111,6 +115,8 @@ def report(
     started: Iterable[RequestKey] = (),
     ended: Iterable[RequestKey] = (),
     at_slice: Iterable[str] = (),
+    output_tokens: dict[str, int] | None = None,
+    prompts: dict[RequestKey, PromptUse] | None = None,
     draining: bool = False,
 ) -> Report:
     return Report(
@@ -126,12 +132,14 @@ def report(
         started=tuple(started),
         ended=tuple(ended),
         at_slice=frozenset(TenantId(tenant) for tenant in at_slice),
+        output_tokens={TenantId(tenant): count for tenant, count in (output_tokens or {}).items()},
+        prompts=prompts or {},
         draining=draining,
     )
 
 
-def core(now: float = 0.0, **rules: float) -> SchedulerCore:
-    return SchedulerCore(Rules(**rules), FifoPolicy(), now)  # type: ignore[arg-type]
+def core(now: float = 0.0, *, policy: QueuePolicy | None = None, **rules: float) -> SchedulerCore:
+    return SchedulerCore(Rules(**rules), policy or FifoPolicy(), now)  # type: ignore[arg-type]
 
 
 def only(kind: type[T], outputs: Iterable[Output]) -> list[T]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from scheduler.core.outputs import Output, Placed, PlacementsMade, Rejected
+from scheduler.core.policy import QueuePolicy
 from scheduler.core.request import Acquire
 from scheduler.core.state import SchedulerCore
 from services.domain.capacity import Capacity, Fits, worst_case
@@ -68,10 +69,18 @@ class SimWorker:
 class World:
     """Core, workers, gateways and the clock."""
 
-    def __init__(self, seed: int, pools: Iterable[int], *, slots: int = 3, **rules: float) -> None:
+    def __init__(
+        self,
+        seed: int,
+        pools: Iterable[int],
+        *,
+        slots: int = 3,
+        policy: QueuePolicy | None = None,
+        **rules: float,
+    ) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
-        self.core: SchedulerCore = core(submit_within_s=SUBMIT_WITHIN_S, **rules)
+        self.core: SchedulerCore = core(policy=policy, submit_within_s=SUBMIT_WITHIN_S, **rules)
         self.workers: dict[WorkerId, SimWorker] = {}
         self.asked: dict[RequestKey, tuple[GatewayId, Acquire, float]] = {}
         self.answers: Counter[RequestKey] = Counter()

@@ -3,6 +3,8 @@
 import pytest
 
 from scheduler.config import SchedulerConfig
+from scheduler.core.fair_queue import FairPolicy
+from scheduler.core.fifo import FifoPolicy
 from services.chassis.config import ConfigError, load
 
 
@@ -17,6 +19,12 @@ def test_flags_become_the_cores_bounds() -> None:
     assert (rules.match_within_s, rules.submit_within_s) == (0.005, 0.5)
 
 
+def test_the_policy_is_chosen_by_a_flag() -> None:
+    assert isinstance(read().new_policy(), FairPolicy)
+    assert isinstance(read("--policy", "vtc").new_policy(), FairPolicy)
+    assert isinstance(read("--policy", "fifo").new_policy(), FifoPolicy)
+
+
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
@@ -24,6 +32,9 @@ def test_flags_become_the_cores_bounds() -> None:
         (("--max-waiting", "0"), "max_waiting"),
         (("--kvmanager", "nowhere"), "host:port"),
         (("--log-level", "loud"), "log_level"),
+        (("--policy", "lottery"), "policy"),
+        (("--batch-floor", "0.9"), "batch_floor"),
+        (("--fair-quantum", "-1"), "fair_quantum"),
         (("--tls-cert", "x.pem"), "tls_key"),
         (("--max-wating", "3"), "--max-waiting"),
     ],

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.domain.generation import Band, Limits
+from scheduler.core.fair_queue import FairPolicy
+from services.domain.generation import Band, Limits, RequestClass
 from services.domain.ids import WorkerId
 from tests.unit.scheduler.builders import acquire
 from tests.unit.scheduler.simulation import World, last_attempts
@@ -26,6 +27,8 @@ def storm(world: World, num_requests: int, *, deaths: bool) -> None:
             band=draw.choice(list(Band)),
             limits=limits,
             n=draw.choice([1, 1, 1, 4]),
+            tenant=draw.choice("abc"),
+            kind=draw.choice(list(RequestClass)),
         )
         world.ask(gateway, asked)
         if draw.random() < 0.1 and asked.key not in world.answers:
@@ -39,11 +42,12 @@ def storm(world: World, num_requests: int, *, deaths: bool) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=SEEDS, pools=POOLS, deaths=st.booleans())
+@given(seed=SEEDS, pools=POOLS, deaths=st.booleans(), fair=st.booleans())
 def test_every_request_is_answered_once_and_nothing_is_left(
-    seed: int, pools: list[int], deaths: bool
+    seed: int, pools: list[int], deaths: bool, fair: bool
 ) -> None:
-    world = World(seed, pools)
+    policy = FairPolicy()
+    world = World(seed, pools, policy=policy if fair else None)
     storm(world, 60, deaths=deaths)
     world.run_until(world.now + 300.0)
     for key in world.asked:
@@ -52,6 +56,7 @@ def test_every_request_is_answered_once_and_nothing_is_left(
         assert world.answers[key] == 1 or key in world.forsaken, "never answered"
     core = world.core
     assert len(core.room) == len(core.live) == core.room.num_tokens == 0
+    assert len(policy._charges) == 0
     for worker in core.fleet.workers.values():
         assert (worker.outstanding, worker.outstanding_tokens) == ({}, 0)
         assert worker.startable_pages == world.workers[worker.hello.worker].capacity.total_pages
@@ -73,9 +78,9 @@ def test_equal_requests_of_a_band_are_placed_in_their_order(seed: int, pools: li
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=SEEDS, max_bypasses=st.integers(0, 10))
-def test_no_head_is_passed_more_often_than_allowed(seed: int, max_bypasses: int) -> None:
-    world = World(seed, [80], max_bypasses=max_bypasses)
+@given(seed=SEEDS, max_bypasses=st.integers(0, 10), fair=st.booleans())
+def test_no_head_is_passed_more_often_than_allowed(seed: int, max_bypasses: int, fair: bool) -> None:
+    world = World(seed, [80], policy=FairPolicy() if fair else None, max_bypasses=max_bypasses)
     for i in range(8):
         world.ask("gateway-0", acquire(f"big{i}", tokens=1200, output=20))
     for i in range(80):

@@ -3,6 +3,7 @@
 import pytest
 
 from scheduler.core.boots import Boots
+from scheduler.core.fair_queue import FairPolicy
 from scheduler.core.outputs import ModelsChanged, Placed, PlacementsMade, Queued, Rejected
 from scheduler.core.state import SchedulerCore
 from services.domain.errors import LimitExpired, NoWorker, QueueFull, StaleAttempt, UnknownModel
@@ -62,6 +63,21 @@ def test_a_flood_of_batch_work_does_not_shut_out_interactive_work() -> None:
         scheduler.acquire(GATEWAY, acquire(name, band=Band.BATCH), 0.0)
     assert only(Rejected, scheduler.acquire(GATEWAY, acquire("i", band=Band.INTERACTIVE), 0.0)) == []
     assert len(only(Rejected, scheduler.acquire(GATEWAY, acquire("d", band=Band.BATCH), 0.0))) == 1
+
+
+def test_a_flood_of_one_tenant_leaves_places_for_others() -> None:
+    scheduler = core(policy=FairPolicy(), max_waiting=100)
+    scheduler.worker_connected(hello(), 0.0)
+    refused = []
+    for i in range(200):
+        refused += only(Rejected, scheduler.acquire(GATEWAY, acquire(f"f{i}", tenant="flood"), 0.0))
+    assert len(scheduler.room) == 80
+    assert "requests of this tenant wait for m" in str(refused[0].error)
+    assert refused[0].error.detail.retry_after_s is not None
+    assert not only(Rejected, scheduler.acquire(GATEWAY, acquire("quiet", tenant="quiet"), 0.0))
+    for i in range(900):
+        scheduler.acquire(GATEWAY, acquire(f"g{i}", tenant=f"t{i % 9}"), 0.0)
+    assert len(scheduler.room) == 100, "together they keep to the bound"
 
 
 def test_what_comes_back_after_a_reconnect_is_not_refused_for_the_bound_and_keeps_its_turn() -> None:

@@ -1,0 +1,37 @@
+"""Which band goes first: the highest, unless a lower one is owed its floor.
+
+Knows the service of bands of one model; knows no tenant. A band with floor f earns f of all service while it
+waits and pays what it gets; while it is owed something it goes first. So in any time in which it always has
+something that can be placed, it gets at least f of the service, less one request and the cap of what can be
+owed (`most_owed`). What it did not ask for is not kept for it, nor held against it.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from services.domain.generation import Band
+
+
+class BandFloors:
+    """What each band is owed, in tokens of service."""
+
+    def __init__(self, floors: Mapping[Band, float], most_owed: float) -> None:
+        self._floors = floors
+        self._most = most_owed
+        self._owed: dict[Band, float] = dict.fromkeys(floors, 0.0)
+
+    def order(self, waiting: Iterable[Band]) -> list[Band]:
+        """Return the bands in the order of their turn."""
+        return sorted(waiting, key=lambda band: (self._owed.get(band, 0.0) <= 0.0, band))
+
+    def served(self, band: Band, cost: float, waiting: Iterable[Band]) -> None:
+        """Count service of one band while others wait."""
+        for other in waiting:
+            if other in self._owed:
+                self._owed[other] = min(self._most, self._owed[other] + self._floors[other] * cost)
+        if band in self._owed:
+            self._owed[band] = max(-self._most, self._owed[band] - cost)
+
+    def idle(self, band: Band) -> None:
+        """A band has nothing waiting any more: it is owed nothing."""
+        if self._owed.get(band, 0.0) > 0.0:
+            self._owed[band] = 0.0

@@ -1,0 +1,191 @@
+"""Fair shares: deficit longest-prefix match on weighted virtual token counters, in strict bands with floors.
+
+One queue for each model, band and class (`ShareQueue`). In each, a tenant t of weight w has a counter:
+
+    c[t] += (uncached_cost * uncached + cached_cost * cached + output_cost * output) / w
+
+The prompt is charged at placement as predicted, output as workers report it, and at the end the prompt is
+trued up. A tenant that had nothing waiting is lifted to the least counter of those that have: idleness earns
+nothing. Eligible is who is at most Q (`FairRules.quantum`) above the least; among the heads of a bounded
+window of the eligible the longest cached prefix goes first, a head passed `max_passes` times before all.
+
+The bound. Let U[t] be the most that one prompt of t and the outputs of its live requests can add to c[t].
+1. While t waits it is charged a prompt only when chosen, and then c[t] <= m + Q for the least counter m;
+   later only its live requests add to it. So at all times m <= c[t] <= m + Q + U[t], and m never falls but
+   for a placement that is given back or a prompt that cost less than predicted (both within U).
+2. For f and g that both wait from time 1 to time 2, with service S[t] = w[t] * (c2[t] - c1[t]):
+   c2[f] - c1[f] <= (m2 + Q + U[f]) - m1   and   c2[g] - c1[g] >= m2 - (m1 + Q + U[g]), therefore
+   | S[f] / w[f] - S[g] / w[g] |  <=  2 * Q + U[f] + U[g].
+   Worked number: Q 4,096, prompts to 512, 4 live requests of 64 tokens: U = 512 + 4 * 2 * 64 = 1,024, so two
+   tenants never differ by more than 10,240 tokens of service, however long they wait.
+3. Nobody starves: a waiting tenant at m is passed by each other tenant for at most Q + U[t] of service, then
+   it alone is eligible; inside a tenant the order is that of arrival. This holds for what can be placed: a
+   head that fits on no worker is passed `Rules.max_bypasses` times, then a worker is kept free for it.
+With a window of 1 and Q = 0 this is VTC itself.
+
+A tenant that uses several bands or classes of a model at once has its output split over their queues in
+proportion to its live requests, because workers report it by tenant.
+
+Every decision costs O(log n) in tenants and O(window); nothing depends on how many requests wait.
+Knows no worker's room and no clock.
+
+Source: Sheng et al., "Fairness in Serving Large Language Models" (VTC), OSDI '24, sections 4 and 5; Cao et
+al., "Locality-aware Fair Scheduling in LLM Serving" (DLPM), arXiv 2501.14312, section 4.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from scheduler.core.band_floors import BandFloors
+from scheduler.core.charges import Charge, Charges
+from scheduler.core.request import Acquire, PromptUse, WaitingRequest
+from scheduler.core.share_queue import FairRules, ShareQueue, TenantShare
+from services.domain.generation import Band, RequestClass
+from services.domain.ids import RequestKey, TenantId, WorkerId
+
+
+def as_vtc(rules: FairRules) -> FairRules:
+    """Return the rules of virtual token counters alone: who has had least is next, whatever is cached."""
+    return replace(rules, quantum=0.0, window=1)
+
+
+class _Model:
+    """The queues of one model, short before long in each band."""
+
+    def __init__(self, rules: FairRules) -> None:
+        self.queues = {(band, kind): ShareQueue(rules) for band in sorted(Band) for kind in RequestClass}
+        self.band_of = {queue: band for (band, _), queue in self.queues.items()}
+        self.floors = BandFloors(rules.floors, rules.quantum)
+        self.num_waiting = dict.fromkeys(sorted(Band), 0)
+
+    def waiting_bands(self) -> list[Band]:
+        return [band for band, count in self.num_waiting.items() if count]
+
+
+class FairPolicy:
+    """`QueuePolicy` with fair shares between tenants."""
+
+    def __init__(self, rules: FairRules | None = None) -> None:
+        self._rules = rules or FairRules()
+        self._models: dict[str, _Model] = {}
+        self._model_of: dict[ShareQueue, _Model] = {}
+        self._charges = Charges()
+
+    # Who waits
+
+    def add(self, request: WaitingRequest) -> None:
+        acquire = request.acquire
+        model = self._models.get(acquire.model)
+        if model is None:
+            model = self._models[acquire.model] = _Model(self._rules)
+            self._model_of.update(dict.fromkeys(model.band_of, model))
+        model.queues[acquire.band, acquire.request_class].add(request)
+        model.num_waiting[acquire.band] += 1
+
+    def remove(self, request: WaitingRequest) -> None:
+        self._queue(request).remove(request)
+        self._left(request)
+
+    def placed(self, request: WaitingRequest, worker: WorkerId, cached_tokens: int) -> None:
+        share = self._queue(request).chosen(request)
+        cost = self._rules.prompt_cost(request.acquire.num_prompt_tokens - cached_tokens, cached_tokens)
+        self._charge(share, cost)
+        self._charges.begin(request.key, Charge(share, worker, cost))
+        self._left(request)
+
+    def candidates(
+        self, model: str, *, closed: Collection[RequestClass] = (), held: Collection[TenantId] | None = None
+    ) -> Iterator[WaitingRequest]:
+        known = self._models.get(model)
+        if known is None:
+            return
+        for band in known.floors.order(known.waiting_bands()):
+            for kind in RequestClass:
+                if kind not in closed:
+                    yield from known.queues[band, kind].candidates(held)
+
+    def models(self) -> Iterable[str]:
+        return tuple(name for name, model in self._models.items() if any(model.num_waiting.values()))
+
+    def num_waiting(self, model: str, lowest: Band = Band.BATCH) -> int:
+        known = self._models.get(model)
+        if known is None:
+            return 0
+        return sum(count for band, count in known.num_waiting.items() if band <= lowest)
+
+    def num_tokens(self, model: str, lowest: Band = Band.BATCH) -> int:
+        known = self._models.get(model)
+        if known is None:
+            return 0
+        return sum(queue.num_tokens for (band, _), queue in known.queues.items() if band <= lowest)
+
+    def waiting_of_tenant(self, acquire: Acquire) -> tuple[int, int]:
+        model = self._models.get(acquire.model)
+        if model is None:
+            return 0, 0
+        shares = [model.queues[acquire.band, kind].get(acquire.tenant) for kind in RequestClass]
+        known = [share.waiting for share in shares if share is not None]
+        return sum(map(len, known)), sum(waiting.num_tokens for waiting in known)
+
+    def position(self, request: WaitingRequest) -> int:
+        acquire = request.acquire
+        queue = self._queue(request)
+        share = queue.get(acquire.tenant)
+        assert share is not None, "it waits"
+        turn = round(len(share.waiting) * queue.active_weight / share.weight)
+        before = (
+            self.num_waiting(acquire.model, acquire.band)
+            - self._models[acquire.model].num_waiting[acquire.band]
+        )
+        return before + max(1, min(turn, queue.num_waiting))
+
+    # What became of it
+
+    def used(self, worker: WorkerId, tenant: TenantId, num_output_tokens: int) -> None:
+        for share, part in self._charges.at_work(worker, tenant):
+            self._charge(share, self._rules.output_cost * num_output_tokens * part)
+
+    def ended(self, key: RequestKey, use: PromptUse | None) -> None:
+        charge = self._charges.end(key)
+        if charge is None:
+            return
+        if use is not None:
+            self._charge(charge.share, self._rules.prompt_cost(use.uncached, use.cached) - charge.cost)
+        charge.share.queue.released(charge.share)
+
+    def given_back(self, key: RequestKey) -> None:
+        self.ended(key, PromptUse(0, 0))
+
+    def worker_gone(self, worker: WorkerId, kept: Collection[RequestKey]) -> None:
+        for key in self._charges.on(worker):
+            if key not in kept:
+                self.ended(key, None)
+
+    def over_share(self, worker: WorkerId) -> Mapping[TenantId, float]:
+        return {
+            tenant: max(share.queue.over(share) for share in shares)
+            for tenant, shares in self._charges.tenants_on(worker)
+        }
+
+    # Inside
+
+    def _queue(self, request: WaitingRequest) -> ShareQueue:
+        acquire = request.acquire
+        return self._models[acquire.model].queues[acquire.band, acquire.request_class]
+
+    def _charge(self, share: TenantShare, cost: float) -> None:
+        share.queue.charge(share, cost)
+        model = self._model_of[share.queue]
+        model.floors.served(model.band_of[share.queue], cost, model.waiting_bands())
+
+    def _left(self, request: WaitingRequest) -> None:
+        """Count one less; a model of which nothing is left to know is forgotten."""
+        acquire = request.acquire
+        model = self._models[acquire.model]
+        model.num_waiting[acquire.band] -= 1
+        if not model.num_waiting[acquire.band]:
+            model.floors.idle(acquire.band)
+            if not any(model.num_waiting.values()) and all(q.is_forgotten for q in model.queues.values()):
+                del self._models[acquire.model]
+                for queue in model.queues.values():
+                    del self._model_of[queue]

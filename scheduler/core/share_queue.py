@@ -1,0 +1,274 @@
+"""Tenants that share one queue by weighted counters of service; see `fair_queue` for the rule and its bound.
+
+One queue is one model, band and class. Knows what its tenants waited for and were charged; knows no worker,
+no other queue and no time.
+"""
+
+import heapq
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from scheduler.core.arrival_queue import ArrivalQueue
+from scheduler.core.least_heap import LeastHeap
+from scheduler.core.request import WaitingRequest
+from services.domain.generation import Band
+from services.domain.ids import TenantId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FairRules:
+    """How tenants share. Costs are in tokens of uncached prompt."""
+
+    quantum: float = 4096.0
+    """Q: how far a tenant may be ahead of the least served one and still be chosen for its cached prefix."""
+    uncached_cost: float = 1.0
+    """Of a prompt token that is computed."""
+    cached_cost: float = 0.1
+    """Of a prompt token found in the cache: it holds memory and is read by attention."""
+    output_cost: float = 2.0
+    """Of a generated token. Source: VTC (OSDI '24), section 5.1: output weighs twice."""
+    window: int = 16
+    """Heads compared by cached prefix; 1 is plain VTC."""
+    max_passes: int = 64
+    """Longer prefixes that may pass a head although it has had less; then it goes first."""
+    floors: Mapping[Band, float] = field(
+        default_factory=lambda: MappingProxyType({Band.STANDARD: 0.1, Band.BATCH: 0.05})
+    )
+    """Part of a model's service that a band gets while it waits, however busy the bands before it are."""
+
+    def prompt_cost(self, uncached: int, cached: int) -> float:
+        """Return what a prompt costs. Worked number: 64 of 2,112 tokens uncached: 64 + 204.8 = 268.8."""
+        return self.uncached_cost * uncached + self.cached_cost * cached
+
+
+class TenantShare:
+    """One tenant in one queue."""
+
+    __slots__ = (
+        "counter",
+        "live",
+        "number",
+        "order",
+        "passed",
+        "place",
+        "queue",
+        "tenant",
+        "waiting",
+        "weight",
+    )
+
+    def __init__(self, tenant: TenantId, number: int, queue: "ShareQueue") -> None:
+        self.tenant = tenant
+        self.number = number
+        self.queue = queue
+        self.weight = 1.0
+        self.counter = 0.0
+        """Weighted tokens of service."""
+        self.order = (0.0, number)
+        self.place = -1
+        self.waiting = ArrivalQueue()
+        self.live = 0
+        """Requests placed that have not ended."""
+        self.passed = 0
+        """Times that a longer prefix went before its head."""
+
+    @property
+    def head(self) -> WaitingRequest:
+        return next(iter(self.waiting))
+
+
+class ShareQueue:
+    """Who waits, and what each has had."""
+
+    def __init__(self, rules: FairRules) -> None:
+        self._rules = rules
+        self._shares: dict[TenantId, TenantShare] = {}
+        self._active: LeastHeap[TenantShare] = LeastHeap()
+        """Those with something waiting."""
+        self._virtual_time = 0.0
+        """The least counter of the active, as far as it had come when somebody came or left."""
+        self._window: list[TenantShare] = []
+        self._held: set[TenantShare] = set()
+        self._number = 0
+        self._sweep_at = 64
+        self.num_waiting = 0
+        self.num_tokens = 0
+        self.active_weight = 0.0
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether nothing is left to know."""
+        return not self._shares
+
+    @property
+    def num_moves(self) -> int:
+        """Places of the heap written or looked at so far."""
+        return self._active.num_moves
+
+    def get(self, tenant: TenantId) -> TenantShare | None:
+        return self._shares.get(tenant)
+
+    def add(self, request: WaitingRequest) -> None:
+        """Take a request in. Its tenant, if idle, is lifted to the least active counter."""
+        acquire = request.acquire
+        share = self._shares.get(acquire.tenant)
+        if share is None:
+            self._number += 1
+            share = self._shares[acquire.tenant] = TenantShare(acquire.tenant, self._number, self)
+        if share.waiting:
+            self.active_weight += acquire.weight - share.weight
+        share.weight = acquire.weight
+        if not share.waiting:
+            self._advance()
+            self._set(share, max(share.counter, self._virtual_time))
+            self._active.add(share)
+            self.active_weight += share.weight
+        share.waiting.add(request)
+        self.num_waiting += 1
+        self.num_tokens += acquire.num_prompt_tokens
+
+    def remove(self, request: WaitingRequest) -> TenantShare:
+        """Take a request out; return its tenant's share."""
+        share = self._shares[request.acquire.tenant]
+        share.waiting.remove(request)
+        self.num_waiting -= 1
+        self.num_tokens -= request.acquire.num_prompt_tokens
+        if not share.waiting:
+            self._advance()
+            self._active.remove(share)
+            self._held.discard(share)
+            self.active_weight = self.active_weight - share.weight if self._active else 0.0
+            share.passed = 0
+            self._forget(share)
+        return share
+
+    def chosen(self, request: WaitingRequest) -> TenantShare:
+        """Take out a request that was placed, and remember whom it passed by its prefix."""
+        share = self._shares[request.acquire.tenant]
+        if share in self._window:
+            for other in self._window[: self._window.index(share)]:
+                other.passed += 1
+        share.passed = 0
+        share.live += 1
+        self.remove(request)
+        return share
+
+    def over(self, share: TenantShare) -> float:
+        """Return how far a tenant is beyond what lets it be chosen, in weighted tokens."""
+        self._advance()
+        return share.counter - self._virtual_time - self._rules.quantum
+
+    def charge(self, share: TenantShare, cost: float) -> None:
+        """Count service (or take back what was counted wrongly)."""
+        self._set(share, share.counter + cost / share.weight)
+        if share.place >= 0:
+            self._active.moved(share)
+        elif not self._active:
+            # While nobody waits nobody is behind: the next ones begin where the furthest is.
+            self._virtual_time = max(self._virtual_time, share.counter)
+
+    def released(self, share: TenantShare) -> None:
+        """One of its placed requests is over."""
+        share.live -= 1
+        self._forget(share)
+        if len(self._shares) >= self._sweep_at:
+            for idle in list(self._shares.values()):
+                self._forget(idle)
+            self._sweep_at = 64 + 2 * len(self._shares)
+
+    def candidates(self, held: Collection[TenantId] | None) -> Iterator[WaitingRequest]:
+        """Yield what waits, next first: the heads of the eligible by cached prefix, then the others as their
+        counters would let them follow if every prompt were computed."""
+        if held is not None:
+            self._lift_released(held)
+        least = self._not_held(held or ())
+        window: list[TenantShare] = []
+        rest = next(least, None)
+        limit = 0.0 if rest is None else rest.counter + self._rules.quantum
+        while rest is not None and rest.counter <= limit and len(window) < self._rules.window:
+            window.append(rest)
+            rest = next(least, None)
+        self._window = window
+        heads = [(share.passed < self._rules.max_passes, -_prefix(share.head), share) for share in window]
+        if len(heads) > 1:
+            heads.sort(key=lambda head: head[:2])
+        for _, _, share in heads:
+            yield share.head
+        followers: list[tuple[float, int, TenantShare, Iterator[WaitingRequest]]] = []
+        for share in window:
+            self._follow(share, iter(share.waiting), share.counter, followers, skip=True)
+        while rest is not None or followers:
+            if rest is not None and (not followers or rest.order < followers[0][:2]):
+                self._follow(rest, iter(rest.waiting), rest.counter, followers, skip=False)
+                rest = next(least, None)
+                continue
+            virtual, _, share, requests = heapq.heappop(followers)
+            request = next(requests, None)
+            if request is not None:
+                yield request
+                cost = self._rules.prompt_cost(request.acquire.num_prompt_tokens, 0) / share.weight
+                heapq.heappush(followers, (virtual + cost, share.number, share, requests))
+
+    # Inside
+
+    def _follow(
+        self,
+        share: TenantShare,
+        requests: Iterator[WaitingRequest],
+        virtual: float,
+        followers: list[tuple[float, int, TenantShare, Iterator[WaitingRequest]]],
+        *,
+        skip: bool,
+    ) -> None:
+        if skip:
+            head = next(requests)
+            virtual += self._rules.prompt_cost(head.acquire.num_prompt_tokens, 0) / share.weight
+        heapq.heappush(followers, (virtual, share.number, share, requests))
+
+    def _not_held(self, held: Collection[TenantId]) -> Iterator[TenantShare]:
+        for share in self._active:
+            if share.tenant in held:
+                self._held.add(share)
+            else:
+                yield share
+
+    def _lift_released(self, held: Collection[TenantId]) -> None:
+        """Treat those that could not be served for a while as having been idle."""
+        if not self._held:
+            return
+        released = [share for share in self._held if share.tenant not in held]
+        if not released:
+            return
+        self._held.difference_update(released)
+        others = (s for s in self._active if s.tenant not in held and s not in released)
+        first = next(others, None)
+        for share in released:
+            if first is not None and share.counter < first.counter:
+                self._set(share, first.counter)
+                self._active.moved(share)
+
+    def _advance(self) -> None:
+        for share in self._active:
+            if share not in self._held:
+                self._virtual_time = max(self._virtual_time, share.counter)
+                return
+
+    def _set(self, share: TenantShare, counter: float) -> None:
+        share.counter = counter
+        share.order = (counter, share.number)
+
+    def _forget(self, share: TenantShare) -> None:
+        """Drop an idle tenant whose counter says no more than the virtual time."""
+        if not share.waiting and share.live == 0 and share.counter <= self._virtual_time:
+            self._shares.pop(share.tenant, None)
+
+
+def _prefix(request: WaitingRequest) -> float:
+    """Return the longest cached prefix; of a request that nobody has asked about the best is hoped."""
+    match = request.match
+    if match is None:
+        return float("inf")
+    if not match.tokens:
+        return 0.0
+    return min(max(match.tokens.values()), request.acquire.num_prompt_tokens - 1)
