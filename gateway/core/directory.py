@@ -86,6 +86,10 @@ class TenantDirectory:
         """Whether a file declares it, so that it cannot be changed."""
         return tenant in self.declared
 
+    def is_declared_key(self, key_id: str) -> bool:
+        """Whether a file declares this key."""
+        return key_id in self._declared_keys
+
     def keys_of(self, tenant: TenantId) -> list[ApiKey]:
         return [key for key in self.keys.values() if key.tenant == tenant]
 

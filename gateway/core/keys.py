@@ -108,10 +108,7 @@ def _scope(where: str, value: object) -> KeyScope:
 
 
 def _scopes(where: str, value: object) -> frozenset[KeyScope]:
-    scopes = frozenset(many_of(_scope)(where, value))
-    if not scopes:
-        raise refused(where, "at least one of " + ", ".join(KeyScope), value, KeyScope.GENERATE.value)
-    return scopes
+    return frozenset(many_of(_scope, least=1)(where, value))
 
 
 MAX_TIME = 253_402_300_799.0

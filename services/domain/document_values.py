@@ -116,10 +116,10 @@ def an_enum(kind: type[IntEnum]) -> Reader:
     return read
 
 
-def many_of(item: Reader) -> Reader:
+def many_of(item: Reader, *, least: int = 0) -> Reader:
     def read(where: str, value: object) -> tuple[Any, ...]:
-        if not isinstance(value, list | tuple):
-            raise refused(where, "a list", value, None)
+        if not isinstance(value, list | tuple) or len(value) < least:
+            raise refused(where, f"a list of {least} or more", value, None)
         return tuple(item(f"{where}[{index}]", one) for index, one in enumerate(value))
 
     return read

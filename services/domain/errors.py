@@ -84,6 +84,27 @@ class UnknownRequest(ServeError):
     reason = "UNKNOWN_REQUEST"
 
 
+class UnknownTenant(ServeError):
+    """No such tenant is known (-> NOT_FOUND)."""
+
+    code = Code.NOT_FOUND
+    reason = "UNKNOWN_TENANT"
+
+
+class UnknownKey(ServeError):
+    """No such API key is known (-> NOT_FOUND)."""
+
+    code = Code.NOT_FOUND
+    reason = "UNKNOWN_KEY"
+
+
+class NameTaken(ServeError):
+    """There is something of that name already (-> ALREADY_EXISTS)."""
+
+    code = Code.ALREADY_EXISTS
+    reason = "NAME_TAKEN"
+
+
 class BadCredential(ServeError):
     """A key was given and is not valid, or one is needed and missing (-> UNAUTHENTICATED)."""
 

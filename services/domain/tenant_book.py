@@ -41,6 +41,9 @@ class TenantBook:
     def __iter__(self) -> Iterator[Tenant]:
         return iter(self._tenants.values())
 
+    def __len__(self) -> int:
+        return len(self._tenants)
+
     def get(self, tenant: TenantId) -> Tenant | None:
         """Return a tenant as it was declared."""
         return self._tenants.get(tenant)

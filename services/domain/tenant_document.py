@@ -91,7 +91,7 @@ _TENANT: dict[str, Reader] = {
     "default_max_output_tokens": a_whole(1, 10**9),
     "max_output_tokens": a_whole(1, 10**9),
     "max_prompt_tokens": a_whole(1, 10**9),
-    "models": many_of(a_text(128, least=1)),
+    "models": many_of(a_text(128, least=1), least=1),
     "aliases": map_of(a_text(128, least=1), a_text(128, least=1)),
     "kv_pages": a_whole(1, 10**9),
     "prices": a_table(Prices, _PRICES),

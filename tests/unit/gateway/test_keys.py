@@ -70,7 +70,7 @@ def test_a_record_reads_back() -> None:
     ("field", "value", "rule"),
     [
         ("scopes", ["generat"], "nearest valid: generate"),
-        ("scopes", [], "at least one of"),
+        ("scopes", [], "a list of 1 or more"),
         ("expires_at", "soon", "a number"),
         ("limits", {"max_concurrency": 0}, "nearest valid: 1"),
     ],

@@ -1,0 +1,125 @@
+"""Keeps this process's tenants and keys as the store has them, and makes changes to them.
+
+Asks twice a second, so that an edit made anywhere is effective here within a second; while the store does not
+answer, the last state goes on. Knows when to ask and what to do when somebody was quicker. What a change is
+and whether it may be is its maker's business.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import orjson
+import structlog
+
+from gateway.core.directory import Change, TenantDirectory
+from gateway.stores.tenants import TenantLog
+from services.chassis.ticks import next_tick
+from services.domain.errors import DependencyDown, StaleChange
+from services.domain.tenant_book import TenantBook
+
+ASK_EVERY_S = 0.5
+NOTE_EVERY_S = 10.0
+"""Seconds between two notes of when keys were used last."""
+MAX_TRIES = 8
+"""Of one change, each from the newest state, while others change something too."""
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """What is to be changed, worked out from the newest state."""
+
+    changes: Sequence[Change]
+    book: TenantBook | None = None
+    """All tenants afterwards, where they change."""
+
+
+class TenantFeed:
+    """The one writer of a `TenantDirectory`.
+
+    Args:
+        take_used: Returns when keys were used since it was called last, by key id.
+    """
+
+    def __init__(
+        self, directory: TenantDirectory, log: TenantLog, take_used: Callable[[], dict[str, float]]
+    ) -> None:
+        self.directory = directory
+        self._log = log
+        self._take_used = take_used
+        self._told: list[str] = []
+
+    async def refresh(self) -> None:
+        """Be as the store is now.
+
+        Raises:
+            DependencyDown: It does not answer.
+        """
+        directory = self.directory
+        while True:
+            seen = (directory.store, directory.version)
+            entries = await self._log.since(*seen)
+            if entries is None:
+                directory.replace(await self._log.load())
+                break
+            if seen == (directory.store, directory.version):
+                directory.apply(entries)
+                break
+            # Another call was quicker; what came here may be in already.
+        if directory.problems and directory.problems != self._told:
+            _log.error("tenants_unusable", problems=directory.problems[:20])
+        self._told = directory.problems
+        if seen != (directory.store, directory.version):
+            _log.info("tenants_changed", version=directory.version, num_tenants=len(directory.book))
+
+    async def change(self, work_out: Callable[[], Edit], *, who: str, dry_run: bool = False) -> Edit:
+        """Make a change from the newest state, again if somebody else was quicker.
+
+        Raises:
+            StaleChange: Others were quicker every time.
+            DependencyDown: The store does not answer.
+            ServeError: What `work_out` raises.
+        """
+        for _ in range(MAX_TRIES):
+            await self.refresh()
+            edit = work_out()
+            if dry_run or not edit.changes:
+                return edit
+            try:
+                await self._log.commit(
+                    edit.changes,
+                    who=who,
+                    store=self.directory.store,
+                    version=self.directory.version,
+                    kv_caps=None if edit.book is None else self._caps(edit.book),
+                )
+            except StaleChange:
+                continue
+            await self.refresh()
+            return edit
+        raise StaleChange(f"{MAX_TRIES} times somebody else changed tenants or keys meanwhile")
+
+    async def run(self) -> None:
+        """Follow the store for ever."""
+        note_at = time.monotonic() + NOTE_EVERY_S
+        is_up = True
+        while True:
+            try:
+                await self.refresh()
+                if time.monotonic() >= note_at:
+                    note_at = time.monotonic() + NOTE_EVERY_S
+                    await self._log.note_use(self._take_used())
+                is_up = True
+            except DependencyDown:
+                if is_up:
+                    _log.warning("tenants_not_followed", version=self.directory.version)
+                is_up = False
+            await next_tick(ASK_EVERY_S)
+
+    def _caps(self, book: TenantBook) -> str:
+        """Return what the kvmanager must know besides the file, which it reads itself."""
+        declared = self.directory.declared.kv_caps()
+        caps = {name: pages for name, pages in book.kv_caps().items() if declared.get(name) != pages}
+        return orjson.dumps(caps).decode()
