@@ -7,37 +7,34 @@
 --      3 ended        zset  id -> when it stopped being open (ms), to forget it later
 --      4 counters     hash  scope -> packed counter
 --      5.. reserve: the idempotency key; settle: idempotency key and ending key of each item
--- ARGV 1 operation  2 its values as JSON; what is absent there is not limited  3.. settle: endings
+-- ARGV 1 operation; the rest is told where it is read
 --
--- record: { n, prompt, output, used, scopes = { { name, began = { day, month } } } }
+-- record: { n, prompt, output, used, scope, day, month, scope, day, month, ... }
 
 local leases, reservations, ended, counters = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local values = cjson.decode(ARGV[2])
 local REMEMBER_MS = 600000
 local KEEP_MS = 40 * DAY_MS -- Longer than a month, so that its budget lives as long as it counts.
-local RETRY_MS = 1000 -- When a slot or a reservation comes back is not known.
 local MAX_REAPED = 256
-local NEVER = -1
+local NOTHING = amounts_of(0, 0)
 
 local loaded = {}
 
-local function counter_of(name)
-  if not loaded[name] then
-    local packed = redis.call('HGET', counters, name)
-    loaded[name] = packed and cmsgpack.unpack(packed) or new_counter()
+-- Read counters at once; what was loaded before may have changed since and stays.
+local function load_all(names)
+  local missing = {}
+  for _, name in ipairs(names) do
+    missing[#missing + 1] = not loaded[name] and name or nil
   end
-  return loaded[name]
+  for index, packed in ipairs(#missing > 0 and redis.call('HMGET', counters, unpack(missing)) or {}) do
+    loaded[missing[index]] = packed and cmsgpack.unpack(packed) or new_counter()
+  end
 end
 
--- All at once; what was loaded before may have changed since and stays.
-local function load_all(scopes)
-  local names = {}
-  for _, scope in ipairs(scopes) do
-    names[#names + 1] = not loaded[scope.name] and scope.name or nil
+local function counter_of(name)
+  if not loaded[name] then
+    load_all({ name })
   end
-  for index, packed in ipairs(#names > 0 and redis.call('HMGET', counters, unpack(names)) or {}) do
-    loaded[names[index]] = packed and cmsgpack.unpack(packed) or new_counter()
-  end
+  return loaded[name]
 end
 
 -- Every key gets its expiry in the script that writes it: a crash leaves nothing behind for ever.
@@ -70,7 +67,6 @@ end
 local function open(id, record, lease_ms)
   redis.call('HSET', reservations, id, cmsgpack.pack(record))
   redis.call('ZADD', leases, now + lease_ms, id)
-  redis.call('ZREM', ended, id)
 end
 
 local function close(id, state)
@@ -79,34 +75,50 @@ local function close(id, state)
   redis.call('ZADD', ended, now, id)
 end
 
-local NOTHING = amounts_of(0, 0)
+-- Calls visit(counter, day, month) for each scope of a record.
+local function each_scope(record, visit)
+  for index = 5, #record, 3 do
+    visit(counter_of(record[index]), record[index + 1], record[index + 2])
+  end
+end
 
 local function take(record)
-  local amounts = amounts_of(record.prompt, record.output)
-  for _, scope in ipairs(record.scopes) do
-    local counter = counter_of(scope.name)
-    hold(counter, 1, record.n, amounts.tokens)
-    charge(counter, scope.began, amounts, NOTHING)
-  end
+  local amounts = amounts_of(record[2], record[3])
+  each_scope(record, function(counter, day, month)
+    hold(counter, 1, record[1], amounts[2])
+    charge(counter, day, month, amounts, NOTHING)
+  end)
 end
 
 -- Charge what was used in place of the worst case; nothing of the record is open any more.
 local function give_back(record, used)
-  local amounts = amounts_of(record.prompt, record.output)
-  for _, scope in ipairs(record.scopes) do
-    local counter = counter_of(scope.name)
-    hold(counter, -1, record.n, amounts.tokens)
-    charge(counter, scope.began, used, amounts)
-    spend(counter, scope.began, used.tokens - record.used)
+  local amounts = amounts_of(record[2], record[3])
+  each_scope(record, function(counter, day, month)
+    hold(counter, -1, record[1], amounts[2])
+    charge(counter, day, month, used, amounts)
+    spend(counter, day, month, used[2] - record[4])
+  end)
+end
+
+-- Calls visit(name, zone) for each scope of a text "name NUL zone NUL ...".
+local function each_name(scopes, visit)
+  for name, zone in string.gmatch(scopes, '(%Z+)%z(%Z+)%z') do
+    visit(name, tonumber(zone))
   end
 end
 
-local function began_now(scopes)
-  local began = {}
-  for index, scope in ipairs(scopes) do
-    began[index] = { name = scope.name, began = periods_now(scope.zone) }
-  end
-  return began
+-- A record of a request that begins now, as far as its scopes go.
+local function new_record(n, prompt, output, scopes)
+  local record = { n, prompt, output, 0 }
+  each_name(scopes, function(name, zone)
+    local counter = counter_of(name)
+    local day, month = periods_now(zone)
+    record[#record + 1] = name
+    -- A zone that moved west does not begin a day twice.
+    record[#record + 1] = enter(counter, DAY, day)
+    record[#record + 1] = enter(counter, MONTH, month)
+  end)
+  return record
 end
 
 local function reap()
@@ -125,90 +137,61 @@ end
 
 local operations = {}
 
--- Calls refuse(limit's name, limit, used, wait ms) for each limit of the scope that does not cover the request.
-local function check(scope, counter, n, amounts, refuse)
-  local most = scope.concurrency
-  if most and counter.held + n > most then
-    refuse('concurrency', most, counter.held, n > most and NEVER or RETRY_MS)
-  end
-  for _, kind in ipairs(KINDS) do
-    local limit = scope[kind]
-    if limit then
-      local bucket, need = bucket_of(counter, kind, limit.capacity, limit.per_minute), amounts[kind]
-      if need > bucket.level then
-        local can_come = need <= bucket.capacity and limit.per_minute > 0
-        local wait_ms = can_come and math.ceil((need - bucket.level) * 60000 / limit.per_minute) or NEVER
-        refuse(kind, limit.capacity, math.ceil(bucket.capacity - bucket.level), wait_ms)
-      end
-    end
-  end
-  for _, period in ipairs(PERIODS) do
-    local budget, entry = scope[period], period_of(counter, period, scope.began[period])
-    scope.began[period] = entry.number -- A zone that moved west does not begin a day twice.
-    if budget and budget.hard and entry.charged + amounts.tokens > budget.tokens then
-      local is_spent = entry.spent + amounts.tokens > budget.tokens
-      local wait_ms = is_spent and ms_to_end_of(period, entry.number, scope.zone) or RETRY_MS
-      refuse(period, budget.tokens, entry.charged, amounts.tokens > budget.tokens and NEVER or wait_ms)
-    end
-  end
-end
-
--- id, n, prompt, output, lease_ms, has_key, scopes of { name, zone, concurrency, KINDS -> { capacity,
--- per_minute }, PERIODS -> { tokens, hard } }
+-- id, n, prompt, output, lease ms, has key (0/1), scopes (see each_name), then limits_of each
 function operations.reserve()
-  local id, n, scopes = values.id, values.n, values.scopes
+  local id, n, prompt, output = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+  local has_key = ARGV[7] == '1'
   local record, state = find(id)
   if record or state then
-    return { record and 'ok' or 'over', now }
+    return { record and 'ok' or 'over' }
   end
-  local owner = values.has_key and redis.call('GET', KEYS[5])
+  local owner = has_key and redis.call('GET', KEYS[5])
   if owner and owner ~= id then
     return { 'duplicate', owner }
   end
-  load_all(scopes)
-  local amounts = amounts_of(values.prompt, values.output)
-  local refusal
-  for index, scope in ipairs(scopes) do
-    scope.began = periods_now(scope.zone)
-    check(scope, loaded[scope.name], n, amounts, function(name, limit, used, wait_ms)
+  local names = {}
+  each_name(ARGV[8], function(name)
+    names[#names + 1] = name
+  end)
+  load_all(names)
+  record = new_record(n, prompt, output, ARGV[8])
+  local amounts, refusal = amounts_of(prompt, output), nil
+  for scope, name in ipairs(names) do
+    check(loaded[name], limits_of(ARGV[8 + scope]), n, amounts, function(which, limit, used, wait_ms)
       -- What has to be waited for longest is told, so that one wait is enough.
       if not refusal or (refusal[6] ~= NEVER and (wait_ms == NEVER or wait_ms > refusal[6])) then
-        refusal = { 'refused', index - 1, name, limit, used, wait_ms }
+        refusal = { 'refused', scope - 1, which - 1, limit, used, wait_ms }
       end
     end)
   end
   if refusal then
     return refusal
   end
-  local began = {}
-  for index, scope in ipairs(scopes) do
-    began[index] = { name = scope.name, began = scope.began }
-  end
-  record = { n = n, prompt = values.prompt, output = values.output, used = 0, scopes = began }
   take(record)
-  open(id, record, values.lease_ms)
-  if values.has_key then
+  open(id, record, tonumber(ARGV[6]))
+  if has_key then
     redis.call('SET', KEYS[5], id, 'PX', REMEMBER_MS)
   end
-  return { 'ok', now }
+  return { 'ok' }
 end
 
--- items of { id, prompt, output, has_key, scopes of { name, zone } }; prompt and output as used
+-- Items of id, prompt, output (both as used), has key (0/1), ending, scopes
 function operations.settle()
   local num_settled = 0
-  for index, item in ipairs(values.items) do
-    local id, key, ending_key, ending = item.id, KEYS[3 + index * 2], KEYS[4 + index * 2], ARGV[2 + index]
+  for item = 0, (#ARGV - 1) / 6 - 1 do
+    local id, prompt, output, has_key, ending, scopes = unpack(ARGV, 2 + item * 6, 7 + item * 6)
+    local key, ending_key = KEYS[5 + item * 2], KEYS[6 + item * 2]
+    local amounts = amounts_of(tonumber(prompt), tonumber(output))
     local record, state = find(id)
     if state ~= 's' then
-      local amounts = amounts_of(item.prompt, item.output)
       if record then
         give_back(record, amounts)
-      elseif amounts.tokens > 0 then
+      elseif amounts[2] > 0 then
         -- What the store had forgotten or given back is charged all the same.
-        for _, scope in ipairs(began_now(item.scopes)) do
-          charge(counter_of(scope.name), scope.began, amounts, NOTHING)
-          spend(counter_of(scope.name), scope.began, amounts.tokens)
-        end
+        each_scope(new_record(0, 0, 0, scopes), function(counter, day, month)
+          charge(counter, day, month, amounts, NOTHING)
+          spend(counter, day, month, amounts[2])
+        end)
       end
       close(id, 's')
       num_settled = num_settled + 1
@@ -216,61 +199,63 @@ function operations.settle()
         redis.call('SET', ending_key, ending, 'PX', REMEMBER_MS)
       end
       -- What cost nothing may be asked for again under the same key.
-      if item.has_key and amounts.tokens == 0 and redis.call('GET', key) == id then
+      if has_key == '1' and amounts[2] == 0 and redis.call('GET', key) == id then
         redis.call('DEL', key)
       end
     end
   end
-  return { 'ok', now, num_settled }
+  return { 'ok', num_settled }
 end
 
--- lease_ms, items of { id, n, prompt, output, used, scopes of { name, zone } }: reservations whose requests run,
--- with the tokens they used so far. One that ran out, or that the store lost, is open again whatever the limits
--- say, because it does run. Returns for each scope what was spent of its day and of its month.
+-- lease ms, then items of id, n, prompt, output, used so far, scopes: reservations whose requests run. One that
+-- ran out, or that the store lost, is open again whatever the limits say, because it does run.
+-- Returns for each scope what was spent of its day and of its month.
 function operations.renew()
-  local zones = {}
-  for _, item in ipairs(values.items) do
-    local record, state = find(item.id)
+  local seen, spent = {}, {}
+  for item = 0, (#ARGV - 2) / 6 - 1 do
+    local id, n, prompt, output, used, scopes = unpack(ARGV, 3 + item * 6, 8 + item * 6)
+    local record, state = find(id)
     if state ~= 's' then
       if not record then
-        record = { n = item.n, prompt = item.prompt, output = item.output, used = 0, scopes = began_now(item.scopes) }
+        record = new_record(tonumber(n), tonumber(prompt), tonumber(output), scopes)
         take(record)
+        redis.call('ZREM', ended, id)
       end
-      for _, scope in ipairs(record.scopes) do
-        spend(counter_of(scope.name), scope.began, item.used - record.used)
-      end
-      record.used = item.used
-      open(item.id, record, values.lease_ms)
+      each_scope(record, function(counter, day, month)
+        spend(counter, day, month, tonumber(used) - record[4])
+      end)
+      record[4] = tonumber(used)
+      open(id, record, tonumber(ARGV[2]))
     end
-    for _, scope in ipairs(item.scopes) do
-      zones[scope.name] = scope.zone
-    end
+    seen[scopes] = true
   end
-  local spent = {}
-  for name, zone in pairs(zones) do
-    local counter, began = counter_of(name), periods_now(zone)
-    spent[#spent + 1] = {
-      name,
-      period_of(counter, 'day', began.day).spent,
-      period_of(counter, 'month', began.month).spent,
-    }
+  for scopes in pairs(seen) do
+    each_name(scopes, function(name, zone)
+      local counter = counter_of(name)
+      local day, month = periods_now(zone)
+      enter(counter, DAY, day)
+      enter(counter, MONTH, month)
+      spent[#spent + 1] = { name, counter[DAY + 2], counter[MONTH + 2] }
+    end)
   end
-  return { 'ok', now, spent }
+  return { 'ok', spent }
 end
 
--- scopes as in reserve
+-- scopes, then limits_of each
 function operations.use()
-  local uses = {}
-  load_all(values.scopes)
-  for index, scope in ipairs(values.scopes) do
-    local counter, began, left = loaded[scope.name], periods_now(scope.zone), {}
-    for _, kind in ipairs(KINDS) do
-      local limit = scope[kind]
-      left[#left + 1] = limit and math.floor(bucket_of(counter, kind, limit.capacity, limit.per_minute).level) or false
+  local uses, number = {}, 2
+  each_name(ARGV[2], function(name, zone)
+    number = number + 1
+    local counter, limits, left = counter_of(name), limits_of(ARGV[number]), {}
+    local day, month = periods_now(zone)
+    enter(counter, DAY, day)
+    enter(counter, MONTH, month)
+    for index, bucket in ipairs(BUCKETS) do
+      local level = level_of(counter, bucket, limits.capacity[index], limits.per_minute[index])
+      left[index] = level ~= math.huge and math.floor(level)
     end
-    local day, month = period_of(counter, 'day', began.day), period_of(counter, 'month', began.month)
-    uses[index] = { counter.held, counter.reserved, left, { day.charged, day.spent, month.charged, month.spent } }
-  end
+    uses[#uses + 1] = { counter[HELD], counter[RESERVED], left, { unpack(counter, DAY, MONTH + 2) } }
+  end)
   return uses
 end
 

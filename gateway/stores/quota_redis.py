@@ -3,19 +3,20 @@
 Builds the script's values and reads its replies. Decides nothing: limits are compared where the counters are.
 """
 
+import math
+import struct
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from itertools import groupby
 from typing import Any, TypeVar
 
-import orjson
-
 from gateway.stores.quota import LEASE_S, Reservation, Running, ScopeKey, ScopeUse, Settlement, Spent
-from gateway.stores.quota_refusals import duplicate, refused
+from gateway.stores.quota_refusals import LIMITS, duplicate, refused
 from services.chassis.redis import RedisStore, Script
+from services.chassis.redis_pipe import Value
 from services.domain.errors import StaleAttempt
 from services.domain.ids import RequestId, TenantId
-from services.domain.limits import Account, Budget, Rate, Scope
+from services.domain.limits import Account, Budget, Limits, Rate
 
 _Item = TypeVar("_Item")
 
@@ -46,23 +47,24 @@ class RedisQuota:
 
     async def reserve(self, reservation: Reservation) -> None:
         account, key = reservation.account, reservation.idempotency_key
-        values = {
-            "id": reservation.id,
-            "n": reservation.num_choices,
-            "prompt": reservation.prompt_tokens,
-            "output": reservation.output_tokens,
-            "lease_ms": self._lease_ms,
-            "has_key": bool(key),
-            "scopes": [_limits_of(scope) for scope in account.scopes],
-        }
         keys = [*_keys(account.organisation), _key_of(account, key)]
-        outcome, *rest = await self._redis.run_script(self._script, keys, ["reserve", orjson.dumps(values)])
+        args = [
+            "reserve",
+            reservation.id,
+            reservation.num_choices,
+            reservation.prompt_tokens,
+            reservation.output_tokens,
+            self._lease_ms,
+            1 if key else 0,
+            *_limits_of(account),
+        ]
+        outcome, *rest = await self._redis.run_script(self._script, keys, args)
         if outcome == b"refused":
             index, which, limit, used, wait_ms = rest
             raise refused(
                 reservation,
                 account.scopes[index],
-                which.decode(),
+                list(LIMITS)[which],
                 limit=limit,
                 used=used,
                 wait_s=None if wait_ms < 0 else wait_ms / 1000,
@@ -80,31 +82,21 @@ class RedisQuota:
 
     async def _settle(self, organisation: TenantId, settlements: Sequence[Settlement]) -> None:
         keys: list[str] = []
-        items = []
+        args: list[Value] = []
         for one in settlements:
-            keys += (
-                _key_of(one.account, one.idempotency_key),
-                _ending_of(organisation, one.account.tenant, one.id),
-            )
-            items.append(
-                {
-                    "id": one.id,
-                    "prompt": one.prompt_tokens,
-                    "output": one.output_tokens,
-                    "has_key": bool(one.idempotency_key),
-                    "scopes": _names_of(one.account),
-                }
-            )
-        endings = [one.ending for one in settlements]
-        await self._run(organisation, "settle", {"items": items}, keys, endings)
+            account = one.account
+            keys += (_key_of(account, one.idempotency_key), _ending_of(organisation, account.tenant, one.id))
+            has_key = 1 if one.idempotency_key else 0
+            args += (one.id, one.prompt_tokens, one.output_tokens, has_key, one.ending, _names_of(account))
+        await self._run(organisation, ["settle", *args], keys)
 
     async def renew(self, running: Sequence[Running]) -> Mapping[ScopeKey, Spent]:
         spent: dict[ScopeKey, Spent] = {}
         ordered = sorted(running, key=_organisation_of)
         for organisation, group in groupby(ordered, _organisation_of):
             for batch in _batches(list(group)):
-                values = {"lease_ms": self._lease_ms, "items": [_item_of(one) for one in batch]}
-                _, _, rows = await self._run(organisation, "renew", values)
+                args = [value for one in batch for value in _item_of(one)]
+                _, rows = await self._run(organisation, ["renew", self._lease_ms, *args])
                 for name, day, month in rows:
                     spent[organisation, name.decode()] = Spent(day, month)
         return spent
@@ -115,8 +107,7 @@ class RedisQuota:
         return found
 
     async def use(self, account: Account) -> list[ScopeUse]:
-        values = {"scopes": [_limits_of(scope) for scope in account.scopes]}
-        uses = await self._run(account.organisation, "use", values)
+        uses = await self._run(account.organisation, ["use", *_limits_of(account)])
         return [
             ScopeUse(
                 num_leases=held,
@@ -125,27 +116,17 @@ class RedisQuota:
                 left_tokens=left[1],
                 left_prompt_tokens=left[2],
                 left_output_tokens=left[3],
-                day_charged=periods[0],
-                day_spent=periods[1],
-                month_charged=periods[2],
-                month_spent=periods[3],
+                day_charged=periods[1],
+                day_spent=periods[2],
+                month_charged=periods[4],
+                month_spent=periods[5],
             )
             for held, reserved, left, periods in uses
         ]
 
-    async def _run(
-        self,
-        organisation: TenantId,
-        operation: str,
-        values: Mapping[str, Any],
-        keys: Sequence[str] = (),
-        args: Sequence[bytes] = (),
-    ) -> Any:
+    async def _run(self, organisation: TenantId, args: Sequence[Value], keys: Sequence[str] = ()) -> Any:
         return await self._background.run_script(
-            self._script,
-            [*_keys(organisation), *keys],
-            [operation, orjson.dumps(values), *args],
-            limit_s=BACKGROUND_LIMIT_S,
+            self._script, [*_keys(organisation), *keys], args, limit_s=BACKGROUND_LIMIT_S
         )
 
 
@@ -157,44 +138,50 @@ def _batches(items: Sequence[_Item]) -> list[Sequence[_Item]]:
     return [items[start : start + MAX_ITEMS] for start in range(0, len(items), MAX_ITEMS)]
 
 
-def _item_of(running: Running) -> dict[str, Any]:
-    reservation = running.reservation
-    return {
-        "id": reservation.id,
-        "n": reservation.num_choices,
-        "prompt": reservation.prompt_tokens,
-        "output": reservation.output_tokens,
-        "used": running.used_tokens,
-        "scopes": _names_of(reservation.account),
-    }
+def _item_of(running: Running) -> tuple[Value, ...]:
+    wanted = running.reservation
+    return (
+        wanted.id,
+        wanted.num_choices,
+        wanted.prompt_tokens,
+        wanted.output_tokens,
+        running.used_tokens,
+        _names_of(wanted.account),
+    )
 
 
-def _names_of(account: Account) -> list[dict[str, Any]]:
-    return [{"name": one.name, "zone": one.limits.utc_offset_minutes} for one in account.scopes]
+def _names_of(account: Account) -> str:
+    return "".join(f"{one.name}\0{one.limits.utc_offset_minutes}\0" for one in account.scopes)
 
 
-def _limits_of(scope: Scope) -> dict[str, Any]:
-    """Return a scope as the script reads it; what is not limited is left out."""
-    limits = scope.limits
-    values = {
-        "concurrency": limits.max_concurrency,
-        "requests": _rate_of(limits.requests_per_minute),
-        "tokens": _rate_of(limits.tokens_per_minute),
-        "prompt": _rate_of(limits.prompt_tokens_per_minute),
-        "output": _rate_of(limits.output_tokens_per_minute),
-        "day": _budget_of(limits.daily),
-        "month": _budget_of(limits.monthly),
-    }
-    named = {"name": scope.name, "zone": limits.utc_offset_minutes}
-    return named | {name: value for name, value in values.items() if value is not None}
+def _limits_of(account: Account) -> list[Value]:
+    """Return the scopes as the script reads them: their names, then 12 numbers for each."""
+    return [_names_of(account), *(_packed(scope.limits) for scope in account.scopes)]
 
 
-def _rate_of(rate: Rate | None) -> dict[str, int] | None:
-    return None if rate is None else {"capacity": rate.capacity, "per_minute": rate.per_minute}
+_NUMBERS = struct.Struct("<12d")
 
 
-def _budget_of(budget: Budget | None) -> dict[str, Any] | None:
-    return None if budget is None else {"tokens": budget.tokens, "hard": budget.hard}
+def _packed(limits: Limits) -> bytes:
+    """Return the numbers of one scope. What is not limited is limited to infinity."""
+    return _NUMBERS.pack(
+        limits.utc_offset_minutes,
+        math.inf if limits.max_concurrency is None else limits.max_concurrency,
+        *_rate_of(limits.requests_per_minute),
+        *_rate_of(limits.tokens_per_minute),
+        *_rate_of(limits.prompt_tokens_per_minute),
+        *_rate_of(limits.output_tokens_per_minute),
+        _budget_of(limits.daily),
+        _budget_of(limits.monthly),
+    )
+
+
+def _rate_of(rate: Rate | None) -> tuple[float, float]:
+    return (math.inf, math.inf) if rate is None else (rate.capacity, rate.per_minute)
+
+
+def _budget_of(budget: Budget | None) -> float:
+    return budget.tokens if budget is not None and budget.hard else math.inf
 
 
 def _keys(organisation: TenantId) -> list[str]:

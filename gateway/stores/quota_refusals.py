@@ -29,7 +29,7 @@ LIMITS = {
     "day": Limit("daily_budget", lambda r: r.num_tokens, "tokens a day"),
     "month": Limit("monthly_budget", lambda r: r.num_tokens, "tokens a month"),
 }
-"""By the name that the stores use."""
+"""By the name that the stores use, in the order in which they compare."""
 
 
 def refused(
