@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +14,7 @@ from services.chassis.redis import connect
 from services.domain.errors import DuplicateKey, QuotaExceeded, StaleAttempt
 from services.domain.ids import RequestId, TenantId
 from services.domain.limits import Account
+from tests.contract.conftest import LEASE_S
 from tests.fakes.quota_memory import MemoryQuota
 from tests.fakes.quota_values import (
     a_reservation,
@@ -25,18 +25,6 @@ from tests.fakes.quota_values import (
     use_of,
 )
 from tests.fakes.valkey import eventually
-
-LEASE_S = 0.2
-
-
-@pytest.fixture(params=["memory", "redis"])
-async def store(request: pytest.FixtureRequest) -> AsyncIterator[QuotaStore]:
-    if request.param == "memory":
-        yield MemoryQuota(time.time, lease_s=LEASE_S)
-        return
-    redis = connect(request.getfixturevalue("valkey_url"), limit_s=2.0)
-    yield RedisQuota(redis, lease_s=LEASE_S)
-    await redis.close()
 
 
 @pytest.fixture
