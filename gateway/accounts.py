@@ -81,12 +81,14 @@ def _miss_of(run: Run, placement: Placement) -> tuple[MissReason, int]:
 
     The worker may have found more than the kvmanager knew of: blocks of a sibling, or published just now.
     """
-    if run.request.cache_opt_out:
+    plan = run.live.plan
+    assert plan is not None
+    if plan.acquisition.cache_opt_out:
         return MissReason.OPT_OUT, 0
     cached_tokens = run.live.cached_tokens
-    if cached_tokens <= placement.first_miss_token or run.live.plan is None:
+    if cached_tokens <= placement.first_miss_token:
         return placement.miss_reason, placement.first_miss_token
-    num_blocks = len(run.live.plan.submission.block_hashes)
+    num_blocks = len(plan.submission.block_hashes)
     is_whole = cached_tokens >= num_blocks * BLOCK_SIZE
     return MissReason.NONE if is_whole else placement.miss_reason, cached_tokens
 

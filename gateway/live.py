@@ -6,7 +6,7 @@ attempts, and lets go of its place the moment it fails. Knows nothing of quotas,
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gateway.attempts import Attempts
 from gateway.charge import Charge
@@ -14,6 +14,7 @@ from gateway.core.auth import Tenant
 from gateway.core.choice import Gap
 from gateway.core.deadlines import Deadlines
 from gateway.core.events import Event, Queued, Started, StillWaiting
+from gateway.core.prompt_echo import PromptEcho
 from gateway.places import Phase, Places, Plan, Workers
 from services.domain.errors import ServeError, SlowReader, WorkerLost
 from services.domain.generation import FinishReason, Usage
@@ -123,8 +124,9 @@ class LiveRequest:
         if not self._told_started and self.has_begun:
             self._told_started = True
             events.append(self._started())
-        for choice in self.plan.choices:
-            events += choice.take(self._on_stop_string)
+        if self.plan.echo is None or self._is_past_echo(self.plan.echo, events):
+            for choice in self.plan.choices:
+                events += choice.take(self._on_stop_string)
         if self.report is not None and self.error is None and not self.is_complete:
             self.fail(ServeError("the worker ended a request whose choices had not ended"))
         return events
@@ -177,6 +179,14 @@ class LiveRequest:
 
     def on_preempted(self) -> None:
         self._mark("preempted")
+
+    def on_prompt_scored(self, first_position: int, logprobs: Sequence[float], tops: Tops) -> None:
+        if self.plan is not None and self.plan.echo is not None:
+            try:
+                self.plan.echo.arrive(first_position, logprobs, tops)
+            except Gap as error:
+                self.fail(ServeError(f"the worker's stream has a fault: {error}"))
+            self._wake.set()
 
     def on_tokens(
         self,
@@ -232,6 +242,12 @@ class LiveRequest:
             self._retry(error)
         else:
             self.fail(error if isinstance(error, WorkerLost) else WorkerLost(error.message))
+
+    def _is_past_echo(self, echo: PromptEcho, events: list[Event]) -> bool:
+        """Give the prompt back before anything else of the answer; say whether that is done."""
+        if not echo.is_told and self._told_started and echo.is_complete:
+            events.append(echo.take())
+        return echo.is_told
 
     def _on_stop_string(self, choice: int) -> None:
         self.attempts.finish_choice(choice, FinishReason.STOP_STRING)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from gateway.core.choice import Choice
+from gateway.core.prompt_echo import PromptEcho
 from services.domain.generation import FinishReason
 from services.domain.ids import RequestKey
 from services.rpc.gateway_values import Acquisition, Placement, PlacementSink, Submission, TokenSink
@@ -52,6 +53,8 @@ class Plan:
 
     acquisition: Acquisition
     submission: Submission
+    echo: PromptEcho | None
+    """Where the prompt is to be given back."""
     choices: list[Choice]
     model: str
     revision: str

@@ -8,6 +8,7 @@ import time
 from gateway.accounts import Run
 from gateway.core.choice import Choice
 from gateway.core.detokenizer import Detokenizer
+from gateway.core.prompt_echo import PromptEcho
 from gateway.core.validation import Options
 from gateway.models import ServedModel
 from gateway.places import Plan
@@ -30,6 +31,8 @@ def make_plan(
     """Say what a checked and tokenised request asks of scheduler and worker, from now on."""
     request, live = run.request, run.live
     keep_records = request.num_logprobs is not None or request.return_token_ids
+    # A worker takes a request without output only for its scores.
+    is_scored = request.echo and (request.num_logprobs is not None or stop.max_output_tokens == 0)
     tokenizer = model.local.tokenizer
     return Plan(
         acquisition=Acquisition(
@@ -41,11 +44,12 @@ def make_plan(
             num_prompt_tokens=len(prompt.ids),
             max_output_tokens=stop.max_output_tokens,
             num_choices=options.num_choices,
-            block_hashes=prompt.block_hashes,
+            # To be scored, a prompt is computed whole: it has no use for a place that knows its prefix.
+            block_hashes=() if is_scored else prompt.block_hashes,
             limits=options.limits,
             asked_at=time.monotonic(),
             own_salt=bool(request.cache_salt),
-            cache_opt_out=request.cache_opt_out,
+            cache_opt_out=request.cache_opt_out or is_scored,
             traceparent=run.traceparent,
         ),
         submission=Submission(
@@ -59,8 +63,18 @@ def make_plan(
             stop=stop,
             limits=options.limits,
             cache_opt_out=request.cache_opt_out,
+            num_prompt_logprobs=(request.num_logprobs or 0) if is_scored else None,
             traceparent=run.traceparent,
         ),
+        echo=PromptEcho(
+            prompt.ids,
+            tokenizer.token_bytes,
+            text=request.prompt,
+            keep_records=keep_records,
+            is_scored=is_scored,
+        )
+        if request.echo
+        else None,
         choices=[
             Choice(
                 index,

@@ -18,6 +18,7 @@ from gateway.core.auth import Authenticator
 from gateway.core.ending import Failed
 from gateway.core.events import (
     Delta,
+    Echo,
     Event,
     Finished,
     Queued,
@@ -207,6 +208,7 @@ def request_from_pb(request: pb.GenerateRequest) -> GenerationRequest:
         include_stop=request.include_stop,
         num_logprobs=_optional(request, "logprobs"),
         return_token_ids=request.return_token_ids,
+        echo=request.echo,
         band=_enum("band", Band, request.band),
         request_class=_enum("request_class", RequestClass, request.request_class),
         limits=convert.limits_from_pb(request.limits),
@@ -252,6 +254,13 @@ def event_to_pb(event: Event, *, with_ids: bool, with_logprobs: bool) -> pb.Gene
         if with_logprobs:
             delta.logprobs.extend(_logprobs_to_pb(event.tokens))
         return pb.GenerateResponse(delta=delta)
+    if isinstance(event, Echo):
+        echo = pb.Echo(text=event.text)
+        if with_ids:
+            echo.token_ids.extend([token.token_id for token in event.tokens])
+        if with_logprobs:
+            echo.logprobs.extend(_logprobs_to_pb(event.tokens))
+        return pb.GenerateResponse(echo=echo)
     if isinstance(event, Finished):
         return pb.GenerateResponse(
             finished=pb.Finished(

@@ -202,8 +202,8 @@ def _read_acquire(message: pb.Acquire) -> Acquire | ServeError:
         return InvalidField("band", f"no such band or class: {message.band}, {message.request_class}")
     if not message.key.request_id or message.key.attempt < 1:
         return InvalidField("key", "request id and attempt must be set")
-    if message.num_prompt_tokens < 1 or message.max_output_tokens < 1:
-        return InvalidField("num_prompt_tokens", "prompt and output must be at least 1 token")
+    if message.num_prompt_tokens < 1:
+        return InvalidField("num_prompt_tokens", "must be at least 1")
     if not 1 <= message.n <= MAX_CHOICES:
         return InvalidField("n", f"must be 1 to {MAX_CHOICES}, got {message.n}")
     weight = message.weight or 1.0

@@ -10,7 +10,16 @@ from services.domain.generation import Band, StopParams
 from services.domain.ids import RequestKey, TenantId
 from services.rpc import convert
 from worker.engine.commands import Submit
-from worker.engine.outputs import Accepted, ChoiceEnded, Ended, Event, Preempted, Refused, Started
+from worker.engine.outputs import (
+    Accepted,
+    ChoiceEnded,
+    Ended,
+    Event,
+    Preempted,
+    PromptScored,
+    Refused,
+    Started,
+)
 from worker.gateway_step import HANDLE_MASK, GatewayStep
 
 MAX_NAME_CHARS = 256
@@ -49,6 +58,7 @@ def submit_from_pb(submit: pb.Submit, key: RequestKey, handle: int) -> Submit:
         ),
         limits=convert.limits_from_pb(submit.limits),
         cache_opt_out=submit.cache_opt_out,
+        num_prompt_logprobs=(submit.num_prompt_logprobs if submit.HasField("num_prompt_logprobs") else None),
     )
 
 
@@ -96,6 +106,13 @@ def _add_event(message: pb.Event, event: Event) -> None:
             message.refused.CopyFrom(convert.failure_to_pb(event.error))
         case Preempted():
             message.preempted.SetInParent()
+        case PromptScored():
+            scored = message.prompt_scored
+            scored.first_position = event.first_position
+            scored.logprobs.extend(event.logprobs)
+            for top in event.tops:
+                scored.top_ids.extend(top.token_ids)
+                scored.top_logprobs.extend(top.logprobs)
         case ChoiceEnded():
             message.choice_ended.choice = event.choice
             message.choice_ended.reason = convert.finish_to_pb(event.reason)

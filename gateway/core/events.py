@@ -1,6 +1,6 @@
 """What a generation tells its caller, in order: the use case yields these to every door.
 
-queued* → started → (delta | finished)* → receipt. Every other end is a raised `ServeError`.
+queued* → started → echo? → (delta | finished)* → receipt. Every other end is a raised `ServeError`.
 Knows nothing of protobuf, SSE or JSON.
 """
 
@@ -50,6 +50,15 @@ class TokenRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Echo:
+    """The prompt, where it was asked for."""
+
+    text: str
+    tokens: tuple[TokenRecord, ...]
+    """Empty unless ids or logprobs were asked for. The first one follows nothing and has no logprob."""
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """Text of one choice since its last delta, and the tokens whose text is now out."""
 
@@ -91,4 +100,4 @@ class Receipt:
     exact: bool
 
 
-Event = Queued | StillWaiting | Started | Delta | Finished | Receipt
+Event = Queued | StillWaiting | Started | Echo | Delta | Finished | Receipt

@@ -19,10 +19,10 @@ def most_prompt_tokens(
     Where no output limit was asked for, a quarter of the context (at most the tenant's default) is kept.
     """
     capacity = model.capacity
-    num_output = 1
+    num_output = 0 if request.max_output_tokens == 0 else 1
     if request.cut_left:
         usual = min(tenant.default_max_output_tokens, capacity.max_context_tokens // 4)
-        num_output = request.max_output_tokens or max(1, usual)
+        num_output = max(1, usual) if request.max_output_tokens is None else request.max_output_tokens
     return max(0, _most_tokens(options.num_choices, capacity) - num_output)
 
 

@@ -52,6 +52,8 @@ class GenerationRequest:
     include_stop: bool = False
     num_logprobs: int | None = None
     return_token_ids: bool = False
+    echo: bool = False
+    """Give the prompt back; with `num_logprobs`, log-probabilities of its tokens too."""
     band: Band | None = None
     request_class: RequestClass | None = None
     limits: Limits = field(default_factory=Limits)

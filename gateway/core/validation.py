@@ -73,9 +73,10 @@ def check(request: GenerationRequest, tenant: Tenant, model: ModelProfile, fresh
     num_choices = _default(request.num_choices, 1)
     _within("n", num_choices, 1, MAX_CHOICES)
     if request.max_output_tokens is not None:
-        _within("max_output_tokens", request.max_output_tokens, 1, model.capacity.max_context_tokens)
+        least = 0 if request.echo else 1
+        _within("max_output_tokens", request.max_output_tokens, least, model.capacity.max_context_tokens)
         if tenant.max_output_tokens is not None:
-            _within("max_output_tokens", request.max_output_tokens, 1, tenant.max_output_tokens)
+            _within("max_output_tokens", request.max_output_tokens, least, tenant.max_output_tokens)
     if request.min_output_tokens is not None:
         _within("min_output_tokens", request.min_output_tokens, 0, model.capacity.max_context_tokens)
     _count("stop", request.stop, MAX_STOP_STRINGS)

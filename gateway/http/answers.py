@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from gateway.core.events import Delta, Event, Finished, Queued, Receipt, Started, StillWaiting
+from gateway.core.events import Delta, Echo, Event, Finished, Queued, Receipt, Started, StillWaiting
 from gateway.http.errors import body_of, internal_error
 from gateway.http.naming import in_words_of_body
 from gateway.http.parse import Call
@@ -94,15 +94,13 @@ class Answer:
             case Queued() | StillWaiting():
                 return WAITING
             case Started():
-                first = prompt * self._call.num_choices
-                openings = map(self._renderer.opening, range(first, first + self._call.num_choices))
+                openings = map(self._renderer.opening, self._indices(prompt))
                 return b"".join(self._chunk(one) for one in openings if one is not None) or STARTED
+            case Echo():
+                said = Delta(0, event.text, event.tokens)
+                return b"".join(self._delta(said, index) for index in self._indices(prompt))
             case Delta():
-                index = self._index(prompt, event.choice)
-                logprobs = self._call.logprobs
-                return self._chunk(
-                    self._renderer.delta(event, index, self._choices[index], logprobs=logprobs)
-                )
+                return self._delta(event, self._index(prompt, event.choice))
             case Finished():
                 return self._chunk(self._renderer.ending(self._index(prompt, event.choice), event))
             case Receipt():
@@ -111,6 +109,10 @@ class Answer:
 
     def _take(self, prompt: int, event: Event) -> None:
         match event:
+            case Echo():
+                for index in self._indices(prompt):
+                    self._choices[index].texts.append(event.text)
+                    self._choices[index].tokens.extend(event.tokens)
             case Delta():
                 choice = self._choices[self._index(prompt, event.choice)]
                 choice.texts.append(event.text)
@@ -128,6 +130,14 @@ class Answer:
 
     def _index(self, prompt: int, choice: int) -> int:
         return prompt * self._call.num_choices + choice
+
+    def _indices(self, prompt: int) -> range:
+        """Return the places of a prompt's choices among all."""
+        return range(self._index(prompt, 0), self._index(prompt + 1, 0))
+
+    def _delta(self, delta: Delta, index: int) -> bytes:
+        logprobs = self._call.logprobs
+        return self._chunk(self._renderer.delta(delta, index, self._choices[index], logprobs=logprobs))
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         body = self._envelope(self._renderer.chunk_object, [choice])

@@ -31,11 +31,15 @@ class TextOffsets:
 
 
 def completion_logprobs(tokens: Sequence[TokenRecord], offsets: TextOffsets) -> dict[str, Any]:
-    """Return the `logprobs` of /v1/completions for the next tokens of a choice."""
+    """Return the `logprobs` of /v1/completions for the next tokens of a choice.
+
+    A prompt's first token follows nothing: it has null where others have theirs.
+    """
+    named = [None if token.logprob is None else _by_name(token) for token in tokens]
     return {
         "tokens": [_name(token.token_bytes) for token in tokens],
-        "token_logprobs": [_clamp(token.logprob) for token in tokens],
-        "top_logprobs": [_by_name(token) for token in tokens] if any(t.top for t in tokens) else None,
+        "token_logprobs": [None if token.logprob is None else _clamp(token.logprob) for token in tokens],
+        "top_logprobs": named if any(token.top for token in tokens) else None,
         "text_offset": [offsets.take(token.token_bytes) for token in tokens],
     }
 

@@ -21,7 +21,7 @@ _NOT_SERVED: dict[str, Any] = {
     "best_of": None, "use_beam_search": False, "length_penalty": 1.0, "early_stopping": False,
     "guided_json": None, "guided_regex": None, "guided_choice": None, "guided_grammar": None,
     "structured_outputs": None, "prompt_logprobs": None, "allowed_token_ids": None, "bad_words": [],
-    "logits_processors": [], "truncate_prompt_tokens": None, "echo": False,
+    "logits_processors": [], "truncate_prompt_tokens": None,
     "return_tokens_as_token_ids": False, "skip_special_tokens": True,
 }  # fmt: skip
 """Known fields that would change the answer, and the value that changes nothing."""
@@ -29,7 +29,7 @@ _NOT_SERVED_CHAT: dict[str, Any] = _NOT_SERVED | {
     "tools": [], "tool_choice": "none", "functions": [], "function_call": "none", "audio": None,
     "modalities": ["text"], "prediction": None, "web_search_options": None, "reasoning_effort": None,
     "verbosity": None, "documents": [], "chat_template": None, "chat_template_kwargs": {},
-    "add_generation_prompt": True, "continue_final_message": False,
+    "add_generation_prompt": True, "continue_final_message": False, "echo": False,
 }  # fmt: skip
 _NOT_SERVED_COMPLETIONS: dict[str, Any] = _NOT_SERVED | {"suffix": None}
 
@@ -68,6 +68,7 @@ def parse_completion(body: Any) -> Call:
     common = _common(fields) | {
         "max_output_tokens": DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens,
         "num_logprobs": num_logprobs,
+        "echo": fields.boolean("echo") or False,
     }
     prompts = read_prompts(fields.raw("prompt"))
     requests = tuple(GenerationRequest(**common, **prompt) for prompt in prompts)

@@ -12,7 +12,7 @@ from protos.worker.v1 import worker_pb2
 from services.domain.capacity import Capacity
 from services.domain.ids import Epoch, WorkerId
 from services.rpc import convert
-from services.rpc.gateway_values import Acquisition, EndReport, ModelState, Placement, Submission
+from services.rpc.gateway_values import Acquisition, EndReport, ModelState, Placement, Submission, Tops
 
 
 def acquire_to_pb(one: Acquisition) -> scheduler_pb2.Acquire:
@@ -84,7 +84,16 @@ def submit_to_pb(handle: int, placement: Placement, one: Submission) -> worker_p
         limits=convert.limits_to_pb(one.limits),
         cache_opt_out=one.cache_opt_out,
         traceparent=one.traceparent,
+        num_prompt_logprobs=one.num_prompt_logprobs,
     )
+
+
+def tops_from_pb(scored: worker_pb2.PromptScored) -> Tops:
+    """Return the alternatives of each token of `scored`."""
+    num_tokens = len(scored.logprobs)
+    width = len(scored.top_ids) // max(1, num_tokens)
+    pairs = list(zip(scored.top_ids, scored.top_logprobs, strict=True))
+    return [tuple(pairs[index * width : (index + 1) * width]) for index in range(num_tokens)]
 
 
 def end_from_pb(ended: worker_pb2.Ended) -> EndReport:

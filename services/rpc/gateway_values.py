@@ -89,6 +89,8 @@ class Submission:
     limits: Limits
     """What is left of them at the moment of submitting."""
     cache_opt_out: bool = False
+    num_prompt_logprobs: int | None = None
+    """None: the prompt is not scored; otherwise alternatives of each of its tokens."""
     traceparent: str = ""
 
 
@@ -127,6 +129,9 @@ class TokenSink(Protocol):
 
     def on_accepted(self) -> None: ...
     def on_started(self, cached_tokens: int) -> None: ...
+    def on_prompt_scored(self, first_position: int, logprobs: Sequence[float], tops: Tops) -> None:
+        """Scores of the prompt's tokens from `first_position` on; `tops` is parallel to `logprobs`."""
+
     def on_tokens(
         self,
         choice: int,

@@ -21,7 +21,7 @@ from services.domain.errors import ServeError, StaleAttempt, WorkerLost
 from services.domain.generation import FinishReason
 from services.domain.ids import Epoch, WorkerId
 from services.rpc import convert
-from services.rpc.gateway_messages import end_from_pb, submit_to_pb
+from services.rpc.gateway_messages import end_from_pb, submit_to_pb, tops_from_pb
 from services.rpc.gateway_values import Placement, Submission, TokenSink, Tops
 
 FIRST_CONTACT_S = 1.0
@@ -273,6 +273,9 @@ class WorkerLink:
             live.sink.on_accepted()
         elif kind == "started":
             live.sink.on_started(event.started.cached_tokens)
+        elif kind == "prompt_scored":
+            scored = event.prompt_scored
+            live.sink.on_prompt_scored(scored.first_position, scored.logprobs, tops_from_pb(scored))
         elif kind == "preempted":
             live.sink.on_preempted()
         elif kind == "choice_ended":

@@ -18,6 +18,9 @@ from services.domain.errors import ServeError
 from services.domain.ids import Epoch
 from services.rpc import convert
 
+SCORED_TOKENS = 3
+"""Prompt tokens scored in one message."""
+
 Script = Callable[[pb.Submit, int], list[int]]
 """Ids of one choice of a request; when they are spent the choice ends by length."""
 
@@ -70,6 +73,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         """Send nothing at all, heartbeats included."""
         self.cached_tokens = 0
         self.logprob: Callable[[int], tuple[float, list[tuple[int, float]]]] | None = None
+        """Of each token, scored ones of the prompt too; None: -1 and no alternatives."""
+        self.is_scoring = True
+        """Send the scores of prompts that were asked for."""
         self.running: dict[int, _Running] = {}
         self.submits: list[pb.Submit] = []
         self.cancelled: list[int] = []
@@ -187,6 +193,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                 self._events.append(
                     pb.Event(handle=handle, started=pb.Started(cached_tokens=self.cached_tokens))
                 )
+                if self.is_scoring and running.submit.HasField("num_prompt_logprobs"):
+                    self._score_prompt(running.submit)
             for choice in range(running.submit.n):
                 if choice not in running.ended:
                     self._step_choice(step, running, choice)
@@ -201,10 +209,21 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self._events.clear()
         self._send(step)
 
+    def _score_prompt(self, submit: pb.Submit) -> None:
+        for first in range(1, len(submit.prompt_ids), SCORED_TOKENS):
+            scored = pb.PromptScored(first_position=first)
+            for token_id in submit.prompt_ids[first : first + SCORED_TOKENS]:
+                value, top = (-1.0, []) if self.logprob is None else self.logprob(token_id)
+                scored.logprobs.append(value)
+                for one, other in top[: submit.num_prompt_logprobs]:
+                    scored.top_ids.append(one)
+                    scored.top_logprobs.append(other)
+            self._events.append(pb.Event(handle=submit.handle, prompt_scored=scored))
+
     def _step_choice(self, step: pb.StepOutputs, running: _Running, choice: int) -> None:
         submit, position = running.submit, running.sent[choice]
         script = running.scripts[choice]
-        if position < len(script):
+        if position < min(len(script), submit.max_output_tokens):
             token_id = script[position]
             step.handles.append(submit.handle)
             step.choices.append(choice)

@@ -15,6 +15,7 @@ from services.domain.ids import Epoch
 from services.rpc import convert
 from worker.app import Worker
 from worker.config import ExecutorKind, WorkerConfig
+from worker.executors.base import Executor
 from worker.executors.sim import CostModel, SimConfig, SimExecutor, SimFaults
 from worker.loading import Loaded
 from worker.memory import PoolSize
@@ -56,9 +57,9 @@ class RunningWorker:
 
 @asynccontextmanager
 async def running_worker(
-    *, num_pages: int = 256, step_ms: float = 1.0, **config: object
+    *, num_pages: int = 256, step_ms: float = 1.0, executor: Executor | None = None, **config: object
 ) -> AsyncIterator[RunningWorker]:
-    """Run a sim worker; it is told to stop at the end, and must then have stopped."""
+    """Run a sim worker, or one with `executor`; it is told to stop at the end, and must then have stopped."""
     faults = SimFaults()
 
     def load(config: WorkerConfig) -> Loaded:
@@ -66,9 +67,10 @@ async def running_worker(
             prefill_tokens_per_s=1e6, step_s=step_ms / 1000, decode_sequence_s=0, decode_context_token_s=0
         )
         sim = SimConfig(vocab_size=VOCAB_SIZE, max_context_tokens=CONTEXT_TOKENS, page_bytes=1, cost=cost)
-        executor = SimExecutor(sim, faults)
-        executor.allocate(num_pages)
-        return Loaded(executor, PoolSize(num_pages, "given"), CONTEXT_TOKENS)
+        made = SimExecutor(sim, faults) if executor is None else executor
+        made.allocate(num_pages)
+        max_context = min(CONTEXT_TOKENS, made.profile.max_context_tokens)
+        return Loaded(made, PoolSize(num_pages, "given"), max_context)
 
     settings = WorkerConfig(model="sim", executor=ExecutorKind.SIM, port=0, probe_port=0, **config)
     async with asyncio.TaskGroup() as group:

@@ -39,8 +39,10 @@ def _field_fault(submit: Submit, vocab_size: int) -> ServeError | None:
         return InvalidField("prompt", "is empty; at least one token is needed")
     if not 1 <= submit.num_choices <= MAX_CHOICES:
         return InvalidField("n", f"must be 1..{MAX_CHOICES}, got {submit.num_choices}")
-    if stop.max_output_tokens < 0:
-        return InvalidField("max_output_tokens", f"must be at least 0, got {stop.max_output_tokens}")
+    # Only who wants the prompt itself scored may want nothing after it.
+    least = 1 if submit.num_prompt_logprobs is None else 0
+    if stop.max_output_tokens < least:
+        return InvalidField("max_output_tokens", f"must be at least {least}, got {stop.max_output_tokens}")
     if not 0 <= stop.min_output_tokens <= stop.max_output_tokens:
         return InvalidField(
             "min_output_tokens", f"must be 0..{stop.max_output_tokens}, got {stop.min_output_tokens}"

@@ -69,7 +69,7 @@ class SamplingOptions(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "token_ids", "chat", "sampling", "n", "max_output_tokens", "min_output_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop", "logprobs", "return_token_ids", "band", "request_class", "limits", "long_prompt", "client_label", "idempotency_key", "cache_opt_out", "cache_salt")
+    __slots__ = ("model", "prompt", "token_ids", "chat", "sampling", "n", "max_output_tokens", "min_output_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop", "logprobs", "return_token_ids", "band", "request_class", "limits", "long_prompt", "client_label", "idempotency_key", "cache_opt_out", "cache_salt", "echo")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +92,7 @@ class GenerateRequest(_message.Message):
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     CACHE_OPT_OUT_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: str
     token_ids: TokenIds
@@ -114,23 +115,26 @@ class GenerateRequest(_message.Message):
     idempotency_key: str
     cache_opt_out: bool
     cache_salt: str
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., n: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., min_output_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., include_stop: _Optional[bool] = ..., logprobs: _Optional[int] = ..., return_token_ids: _Optional[bool] = ..., band: _Optional[_Union[_types_pb2.Band, str]] = ..., request_class: _Optional[_Union[_types_pb2.RequestClass, str]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., long_prompt: _Optional[_Union[LongPrompt, str]] = ..., client_label: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., cache_opt_out: _Optional[bool] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    echo: bool
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., n: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., min_output_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., include_stop: _Optional[bool] = ..., logprobs: _Optional[int] = ..., return_token_ids: _Optional[bool] = ..., band: _Optional[_Union[_types_pb2.Band, str]] = ..., request_class: _Optional[_Union[_types_pb2.RequestClass, str]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., long_prompt: _Optional[_Union[LongPrompt, str]] = ..., client_label: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., cache_opt_out: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., echo: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("queued", "still_waiting", "started", "delta", "finished", "receipt")
+    __slots__ = ("queued", "still_waiting", "started", "delta", "finished", "receipt", "echo")
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     STILL_WAITING_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
     queued: Queued
     still_waiting: StillWaiting
     started: Started
     delta: Delta
     finished: Finished
     receipt: Receipt
-    def __init__(self, queued: _Optional[_Union[Queued, _Mapping]] = ..., still_waiting: _Optional[_Union[StillWaiting, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...
+    echo: Echo
+    def __init__(self, queued: _Optional[_Union[Queued, _Mapping]] = ..., still_waiting: _Optional[_Union[StillWaiting, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., echo: _Optional[_Union[Echo, _Mapping]] = ...) -> None: ...
 
 class Queued(_message.Message):
     __slots__ = ("request_id", "position", "expected_wait_ms")
@@ -185,6 +189,16 @@ class TokenLogprob(_message.Message):
     logprob: float
     top: _containers.RepeatedCompositeFieldContainer[TopLogprob]
     def __init__(self, token_id: _Optional[int] = ..., token: _Optional[bytes] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TopLogprob, _Mapping]]] = ...) -> None: ...
+
+class Echo(_message.Message):
+    __slots__ = ("text", "token_ids", "logprobs")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class Delta(_message.Message):
     __slots__ = ("choice", "text", "token_ids", "logprobs")

@@ -38,7 +38,7 @@ class Received(_message.Message):
     def __init__(self, position: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "key", "term", "seq", "epoch", "tenant", "band", "n", "prompt_ids", "output_ids", "block_hashes", "salt", "sampling", "max_output_tokens", "min_output_tokens", "stop_token_ids", "limits", "cache_opt_out", "traceparent")
+    __slots__ = ("handle", "key", "term", "seq", "epoch", "tenant", "band", "n", "prompt_ids", "output_ids", "block_hashes", "salt", "sampling", "max_output_tokens", "min_output_tokens", "stop_token_ids", "limits", "cache_opt_out", "traceparent", "num_prompt_logprobs")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,7 @@ class Submit(_message.Message):
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     CACHE_OPT_OUT_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     handle: int
     key: _types_pb2.RequestKey
     term: int
@@ -77,7 +78,8 @@ class Submit(_message.Message):
     limits: _types_pb2.Limits
     cache_opt_out: bool
     traceparent: str
-    def __init__(self, handle: _Optional[int] = ..., key: _Optional[_Union[_types_pb2.RequestKey, _Mapping]] = ..., term: _Optional[int] = ..., seq: _Optional[int] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., band: _Optional[_Union[_types_pb2.Band, str]] = ..., n: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., output_ids: _Optional[_Iterable[_Union[ChoiceIds, _Mapping]]] = ..., block_hashes: _Optional[bytes] = ..., salt: _Optional[bytes] = ..., sampling: _Optional[_Union[_types_pb2.Sampling, _Mapping]] = ..., max_output_tokens: _Optional[int] = ..., min_output_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., cache_opt_out: _Optional[bool] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    num_prompt_logprobs: int
+    def __init__(self, handle: _Optional[int] = ..., key: _Optional[_Union[_types_pb2.RequestKey, _Mapping]] = ..., term: _Optional[int] = ..., seq: _Optional[int] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., band: _Optional[_Union[_types_pb2.Band, str]] = ..., n: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., output_ids: _Optional[_Iterable[_Union[ChoiceIds, _Mapping]]] = ..., block_hashes: _Optional[bytes] = ..., salt: _Optional[bytes] = ..., sampling: _Optional[_Union[_types_pb2.Sampling, _Mapping]] = ..., max_output_tokens: _Optional[int] = ..., min_output_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., cache_opt_out: _Optional[bool] = ..., traceparent: _Optional[str] = ..., num_prompt_logprobs: _Optional[int] = ...) -> None: ...
 
 class ChoiceIds(_message.Message):
     __slots__ = ("ids",)
@@ -154,7 +156,7 @@ class TokenTop(_message.Message):
     def __init__(self, index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("handle", "accepted", "refused", "preempted", "choice_ended", "ended", "started")
+    __slots__ = ("handle", "accepted", "refused", "preempted", "choice_ended", "ended", "started", "prompt_scored")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +164,7 @@ class Event(_message.Message):
     CHOICE_ENDED_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_SCORED_FIELD_NUMBER: _ClassVar[int]
     handle: int
     accepted: Accepted
     refused: _types_pb2.Failure
@@ -169,7 +172,8 @@ class Event(_message.Message):
     choice_ended: ChoiceEnded
     ended: Ended
     started: Started
-    def __init__(self, handle: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ..., choice_ended: _Optional[_Union[ChoiceEnded, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ...) -> None: ...
+    prompt_scored: PromptScored
+    def __init__(self, handle: _Optional[int] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., refused: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ..., preempted: _Optional[_Union[Preempted, _Mapping]] = ..., choice_ended: _Optional[_Union[ChoiceEnded, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., prompt_scored: _Optional[_Union[PromptScored, _Mapping]] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ()
@@ -184,6 +188,18 @@ class Started(_message.Message):
 class Preempted(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class PromptScored(_message.Message):
+    __slots__ = ("first_position", "logprobs", "top_ids", "top_logprobs")
+    FIRST_POSITION_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    first_position: int
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    top_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, first_position: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ChoiceEnded(_message.Message):
     __slots__ = ("choice", "reason", "output_tokens")

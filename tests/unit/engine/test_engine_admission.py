@@ -51,7 +51,7 @@ def test_every_length_around_the_pool_is_refused_or_finishes() -> None:
         ({"prompt_ids": [5, 1000]}, "prompt"),
         ({"prompt_ids": [2**31]}, "prompt"),
         ({"prompt_ids": [5], "stop_ids": [1000]}, "stop_token_ids"),
-        ({"prompt_ids": [5], "max_output": -1}, "max_output_tokens"),
+        ({"prompt_ids": [5], "max_output": 0}, "max_output_tokens"),
         ({"prompt_ids": [5], "n": 17}, "n"),
         ({"prompt_ids": [5], "output_ids": ([1001],)}, "output_ids"),
         ({"prompt_ids": [5], "sampling": SamplingParams(logit_bias={2**40: 1.0})}, "logit_bias"),

@@ -142,6 +142,8 @@ def test_a_bad_row_among_the_scored_ones_ends_that_request_alone() -> None:
     ("wrong", "field"),
     [
         (submit(1, prompt(4), num_prompt_logprobs=21), "num_prompt_logprobs"),
+        (submit(1, prompt(4), max_output=-1, num_prompt_logprobs=0), "max_output_tokens"),
+        (submit(1, prompt(4), max_output=0), "max_output_tokens"),
         (submit(1, [], max_output=0, num_prompt_logprobs=0), "prompt"),
     ],
 )

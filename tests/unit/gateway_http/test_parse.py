@@ -99,7 +99,7 @@ def test_the_harmless_value_of_a_field_that_is_not_served_passes(field: str, har
 
 
 @pytest.mark.parametrize(
-    "field", ["guided_json", "use_beam_search", "prompt_logprobs", "echo", "suffix", "bad_words", "best_of"]
+    "field", ["guided_json", "use_beam_search", "prompt_logprobs", "suffix", "bad_words", "best_of"]
 )
 def test_a_known_field_that_would_change_the_answer_is_refused_by_name(field: str) -> None:
     with pytest.raises(InvalidField, match="is not supported here") as refused:
