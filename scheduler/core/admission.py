@@ -94,7 +94,9 @@ def queue_full(
     waiting = policy.num_waiting(acquire.model, acquire.band)
     tokens = policy.num_tokens(acquire.model, acquire.band) + acquire.num_prompt_tokens - 1
     free, free_tokens = rules.max_waiting - waiting, rules.max_waiting_tokens - tokens
-    own, own_tokens = policy.waiting_of_tenant(acquire)
+    own = own_tokens = 0
+    if waiting >= MOST_OF_FREE * free or tokens >= MOST_OF_FREE * free_tokens:
+        own, own_tokens = policy.waiting_of_tenant(acquire)
     whose = "wait"
     if free <= 0:
         what, now, limit = "requests", waiting, rules.max_waiting

@@ -34,9 +34,18 @@ class ArrivalQueue:
         del self._requests[request.key]
         self.num_tokens -= request.acquire.num_prompt_tokens
 
+    @property
+    def first(self) -> WaitingRequest:
+        if not self._sorted:
+            self._sort()
+        return next(iter(self._requests.values()))
+
     def __iter__(self) -> Iterator[WaitingRequest]:
         if not self._sorted:
-            in_order = sorted(self._requests.values(), key=lambda request: request.arrived)
-            self._requests = OrderedDict((request.key, request) for request in in_order)
-            self._sorted = True
+            self._sort()
         return iter(self._requests.values())
+
+    def _sort(self) -> None:
+        in_order = sorted(self._requests.values(), key=lambda request: request.arrived)
+        self._requests = OrderedDict((request.key, request) for request in in_order)
+        self._sorted = True

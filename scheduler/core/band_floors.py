@@ -15,23 +15,26 @@ class BandFloors:
     """What each band is owed, in tokens of service."""
 
     def __init__(self, floors: Mapping[Band, float], most_owed: float) -> None:
-        self._floors = floors
+        size = max(Band) + 1
+        self._floors = [0.0] * size
+        for band, floor in floors.items():
+            self._floors[band] = floor
         self._most = most_owed
-        self._owed: dict[Band, float] = dict.fromkeys(floors, 0.0)
+        self._owed = [0.0] * size
 
-    def order(self, waiting: Iterable[Band]) -> list[Band]:
-        """Return the bands in the order of their turn."""
-        return sorted(waiting, key=lambda band: (self._owed.get(band, 0.0) <= 0.0, band))
+    def order(self, waiting: list[Band]) -> list[Band]:
+        """Return the bands, given from high to low, in the order of their turn."""
+        owed = self._owed
+        if len(waiting) < 2:
+            return waiting
+        return sorted(waiting, key=lambda band: owed[band] <= 0.0)
 
     def served(self, band: Band, cost: float, waiting: Iterable[Band]) -> None:
         """Count service of one band while others wait."""
         for other in waiting:
-            if other in self._owed:
-                self._owed[other] = min(self._most, self._owed[other] + self._floors[other] * cost)
-        if band in self._owed:
-            self._owed[band] = max(-self._most, self._owed[band] - cost)
+            self._owed[other] = min(self._most, self._owed[other] + self._floors[other] * cost)
+        self._owed[band] = max(-self._most, self._owed[band] - cost)
 
     def idle(self, band: Band) -> None:
         """A band has nothing waiting any more: it is owed nothing."""
-        if self._owed.get(band, 0.0) > 0.0:
-            self._owed[band] = 0.0
+        self._owed[band] = min(0.0, self._owed[band])

@@ -35,6 +35,7 @@ al., "Locality-aware Fair Scheduling in LLM Serving" (DLPM), arXiv 2501.14312, s
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 
 from scheduler.core.band_floors import BandFloors
 from scheduler.core.charges import Charge, Charges
@@ -43,23 +44,34 @@ from scheduler.core.share_queue import FairRules, ShareQueue, TenantShare
 from services.domain.generation import Band, RequestClass
 from services.domain.ids import RequestKey, TenantId, WorkerId
 
+CLASS_WINDOW = 8
+"""Short heads offered before the long ones of a band."""
+
 
 def as_vtc(rules: FairRules) -> FairRules:
     """Return the rules of virtual token counters alone: who has had least is next, whatever is cached."""
     return replace(rules, quantum=0.0, window=1)
 
 
+_BANDS = tuple(sorted(Band))
+_CLASSES = tuple(RequestClass)
+
+
 class _Model:
-    """The queues of one model, short before long in each band."""
+    """The queues of one model. Lists by band and class, because a decision asks for them often."""
 
     def __init__(self, rules: FairRules) -> None:
-        self.queues = {(band, kind): ShareQueue(rules) for band in sorted(Band) for kind in RequestClass}
-        self.band_of = {queue: band for (band, _), queue in self.queues.items()}
+        self.queues = [ShareQueue(rules) for _ in _BANDS for _ in _CLASSES]
         self.floors = BandFloors(rules.floors, rules.quantum)
-        self.num_waiting = dict.fromkeys(sorted(Band), 0)
+        self.num_waiting = [0] * (_BANDS[-1] + 1)
+        """By band."""
+        self.num_tokens = [0] * (_BANDS[-1] + 1)
+
+    def queue(self, band: Band, kind: RequestClass) -> ShareQueue:
+        return self.queues[(band - 1) * len(_CLASSES) + kind - 1]
 
     def waiting_bands(self) -> list[Band]:
-        return [band for band, count in self.num_waiting.items() if count]
+        return [band for band in _BANDS if self.num_waiting[band]]
 
 
 class FairPolicy:
@@ -68,7 +80,7 @@ class FairPolicy:
     def __init__(self, rules: FairRules | None = None) -> None:
         self._rules = rules or FairRules()
         self._models: dict[str, _Model] = {}
-        self._model_of: dict[ShareQueue, _Model] = {}
+        self._place_of: dict[ShareQueue, tuple[_Model, Band]] = {}
         self._charges = Charges()
 
     # Who waits
@@ -78,9 +90,12 @@ class FairPolicy:
         model = self._models.get(acquire.model)
         if model is None:
             model = self._models[acquire.model] = _Model(self._rules)
-            self._model_of.update(dict.fromkeys(model.band_of, model))
-        model.queues[acquire.band, acquire.request_class].add(request)
+            for band in _BANDS:
+                for kind in _CLASSES:
+                    self._place_of[model.queue(band, kind)] = model, band
+        model.queue(acquire.band, acquire.request_class).add(request)
         model.num_waiting[acquire.band] += 1
+        model.num_tokens[acquire.band] += acquire.num_prompt_tokens
 
     def remove(self, request: WaitingRequest) -> None:
         self._queue(request).remove(request)
@@ -100,30 +115,33 @@ class FairPolicy:
         if known is None:
             return
         for band in known.floors.order(known.waiting_bands()):
-            for kind in RequestClass:
-                if kind not in closed:
-                    yield from known.queues[band, kind].candidates(held)
+            heads = [
+                known.queue(band, kind).candidates(held)
+                for kind in _CLASSES
+                if kind not in closed and known.queue(band, kind).num_waiting
+            ]
+            # Short ones first, yet those that find no room do not hide the long ones.
+            for of_class in heads[:-1]:
+                yield from islice(of_class, CLASS_WINDOW)
+            for of_class in reversed(heads):
+                yield from of_class
 
     def models(self) -> Iterable[str]:
-        return tuple(name for name, model in self._models.items() if any(model.num_waiting.values()))
+        return tuple(name for name, model in self._models.items() if any(model.num_waiting))
 
     def num_waiting(self, model: str, lowest: Band = Band.BATCH) -> int:
         known = self._models.get(model)
-        if known is None:
-            return 0
-        return sum(count for band, count in known.num_waiting.items() if band <= lowest)
+        return 0 if known is None else sum(known.num_waiting[: lowest + 1])
 
     def num_tokens(self, model: str, lowest: Band = Band.BATCH) -> int:
         known = self._models.get(model)
-        if known is None:
-            return 0
-        return sum(queue.num_tokens for (band, _), queue in known.queues.items() if band <= lowest)
+        return 0 if known is None else sum(known.num_tokens[: lowest + 1])
 
     def waiting_of_tenant(self, acquire: Acquire) -> tuple[int, int]:
         model = self._models.get(acquire.model)
         if model is None:
             return 0, 0
-        shares = [model.queues[acquire.band, kind].get(acquire.tenant) for kind in RequestClass]
+        shares = [model.queue(acquire.band, kind).get(acquire.tenant) for kind in _CLASSES]
         known = [share.waiting for share in shares if share is not None]
         return sum(map(len, known)), sum(waiting.num_tokens for waiting in known)
 
@@ -171,21 +189,22 @@ class FairPolicy:
 
     def _queue(self, request: WaitingRequest) -> ShareQueue:
         acquire = request.acquire
-        return self._models[acquire.model].queues[acquire.band, acquire.request_class]
+        return self._models[acquire.model].queue(acquire.band, acquire.request_class)
 
     def _charge(self, share: TenantShare, cost: float) -> None:
         share.queue.charge(share, cost)
-        model = self._model_of[share.queue]
-        model.floors.served(model.band_of[share.queue], cost, model.waiting_bands())
+        model, band = self._place_of[share.queue]
+        model.floors.served(band, cost, model.waiting_bands())
 
     def _left(self, request: WaitingRequest) -> None:
         """Count one less; a model of which nothing is left to know is forgotten."""
         acquire = request.acquire
         model = self._models[acquire.model]
         model.num_waiting[acquire.band] -= 1
+        model.num_tokens[acquire.band] -= acquire.num_prompt_tokens
         if not model.num_waiting[acquire.band]:
             model.floors.idle(acquire.band)
-            if not any(model.num_waiting.values()) and all(q.is_forgotten for q in model.queues.values()):
+            if not any(model.num_waiting) and all(queue.is_forgotten for queue in model.queues):
                 del self._models[acquire.model]
-                for queue in model.queues.values():
-                    del self._model_of[queue]
+                for queue in model.queues:
+                    del self._place_of[queue]

@@ -5,7 +5,7 @@ without changing anything. `num_moves` counts places written and looked at, so t
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Generic, Protocol, TypeVar
 
 
@@ -49,6 +49,28 @@ class LeastHeap(Generic[Item]):
         """Put an item where it belongs after its `order` has changed."""
         self._up(item)
         self._down(item)
+
+    def least(self, most: int, within: float, skip: Container[Item]) -> list[Item]:
+        """Return up to `most` of the least that are not to be skipped, and no more than `within` above the
+        first of them."""
+        items, found, limit = self._items, list[Item](), float("inf")
+        border = [(items[0].order, 0)] if items else []
+        while border and len(found) < most:
+            order, place = heapq.heappop(border)
+            if order[0] > limit:
+                break
+            self.num_moves += 1
+            item = items[place]
+            if item not in skip:
+                if not found:
+                    limit = order[0] + within
+                found.append(item)
+            child = 2 * place + 1
+            if child < len(items):
+                heapq.heappush(border, (items[child].order, child))
+                if child + 1 < len(items):
+                    heapq.heappush(border, (items[child + 1].order, child + 1))
+        return found
 
     def __iter__(self) -> Iterator[Item]:
         """Yield the items, the least first. Valid until the next change."""

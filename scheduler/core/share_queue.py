@@ -7,6 +7,7 @@ no other queue and no time.
 import heapq
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from types import MappingProxyType
 
 from scheduler.core.arrival_queue import ArrivalQueue
@@ -73,9 +74,8 @@ class TenantShare:
         self.passed = 0
         """Times that a longer prefix went before its head."""
 
-    @property
-    def head(self) -> WaitingRequest:
-        return next(iter(self.waiting))
+
+_BY_PREFIX = itemgetter(0, 1)
 
 
 class ShareQueue:
@@ -93,7 +93,6 @@ class ShareQueue:
         self._number = 0
         self._sweep_at = 64
         self.num_waiting = 0
-        self.num_tokens = 0
         self.active_weight = 0.0
 
     @property
@@ -126,14 +125,12 @@ class ShareQueue:
             self.active_weight += share.weight
         share.waiting.add(request)
         self.num_waiting += 1
-        self.num_tokens += acquire.num_prompt_tokens
 
     def remove(self, request: WaitingRequest) -> TenantShare:
         """Take a request out; return its tenant's share."""
         share = self._shares[request.acquire.tenant]
         share.waiting.remove(request)
         self.num_waiting -= 1
-        self.num_tokens -= request.acquire.num_prompt_tokens
         if not share.waiting:
             self._advance()
             self._active.remove(share)
@@ -179,70 +176,50 @@ class ShareQueue:
 
     def candidates(self, held: Collection[TenantId] | None) -> Iterator[WaitingRequest]:
         """Yield what waits, next first: the heads of the eligible by cached prefix, then the others as their
-        counters would let them follow if every prompt were computed."""
-        if held is not None:
-            self._lift_released(held)
-        least = self._not_held(held or ())
-        window: list[TenantShare] = []
-        rest = next(least, None)
-        limit = 0.0 if rest is None else rest.counter + self._rules.quantum
-        while rest is not None and rest.counter <= limit and len(window) < self._rules.window:
-            window.append(rest)
-            rest = next(least, None)
-        self._window = window
-        heads = [(share.passed < self._rules.max_passes, -_prefix(share.head), share) for share in window]
+        counters would let them follow if every prompt were computed. See `QueuePolicy.candidates`."""
+        if held is not None and (held or self._held):
+            self._hold(held)
+        rules = self._rules
+        window = self._window = self._active.least(rules.window, rules.quantum, self._held)
+        heads = [(share.passed < rules.max_passes, -_prefix(share.waiting.first), share) for share in window]
         if len(heads) > 1:
-            heads.sort(key=lambda head: head[:2])
+            heads.sort(key=_BY_PREFIX)
         for _, _, share in heads:
-            yield share.head
-        followers: list[tuple[float, int, TenantShare, Iterator[WaitingRequest]]] = []
-        for share in window:
-            self._follow(share, iter(share.waiting), share.counter, followers, skip=True)
-        while rest is not None or followers:
-            if rest is not None and (not followers or rest.order < followers[0][:2]):
-                self._follow(rest, iter(rest.waiting), rest.counter, followers, skip=False)
-                rest = next(least, None)
-                continue
-            virtual, _, share, requests = heapq.heappop(followers)
-            request = next(requests, None)
-            if request is not None:
-                yield request
-                cost = self._rules.prompt_cost(request.acquire.num_prompt_tokens, 0) / share.weight
-                heapq.heappush(followers, (virtual + cost, share.number, share, requests))
+            yield share.waiting.first
+        yield from self._followers(window)
 
     # Inside
 
-    def _follow(
-        self,
-        share: TenantShare,
-        requests: Iterator[WaitingRequest],
-        virtual: float,
-        followers: list[tuple[float, int, TenantShare, Iterator[WaitingRequest]]],
-        *,
-        skip: bool,
-    ) -> None:
-        if skip:
-            head = next(requests)
-            virtual += self._rules.prompt_cost(head.acquire.num_prompt_tokens, 0) / share.weight
-        heapq.heappush(followers, (virtual, share.number, share, requests))
+    def _followers(self, window: list[TenantShare]) -> Iterator[WaitingRequest]:
+        """Yield all but the heads of `window`."""
+        cost_of = self._rules.prompt_cost
+        coming: list[tuple[float, int, TenantShare, Iterator[WaitingRequest]]] = []
+        for share in window:
+            requests = iter(share.waiting)
+            virtual = share.counter + cost_of(next(requests).acquire.num_prompt_tokens, 0) / share.weight
+            heapq.heappush(coming, (virtual, share.number, share, requests))
+        others = (share for share in self._active if share not in window and share not in self._held)
+        other = next(others, None)
+        while other is not None or coming:
+            if other is not None and (not coming or other.order < coming[0][:2]):
+                heapq.heappush(coming, (*other.order, other, iter(other.waiting)))
+                other = next(others, None)
+                continue
+            virtual, _, share, requests = heapq.heappop(coming)
+            request = next(requests, None)
+            if request is not None:
+                yield request
+                virtual += cost_of(request.acquire.num_prompt_tokens, 0) / share.weight
+                heapq.heappush(coming, (virtual, share.number, share, requests))
 
-    def _not_held(self, held: Collection[TenantId]) -> Iterator[TenantShare]:
-        for share in self._active:
-            if share.tenant in held:
-                self._held.add(share)
-            else:
-                yield share
-
-    def _lift_released(self, held: Collection[TenantId]) -> None:
-        """Treat those that could not be served for a while as having been idle."""
-        if not self._held:
-            return
-        released = [share for share in self._held if share.tenant not in held]
+    def _hold(self, held: Collection[TenantId]) -> None:
+        """Leave out the tenants `held`; treat one that can be served again as having been idle."""
+        shares = (self._shares.get(tenant) for tenant in held)
+        now = {share for share in shares if share is not None and share.waiting}
+        released, self._held = self._held - now, now
         if not released:
             return
-        self._held.difference_update(released)
-        others = (s for s in self._active if s.tenant not in held and s not in released)
-        first = next(others, None)
+        first = next((s for s in self._active if s not in now and s not in released), None)
         for share in released:
             if first is not None and share.counter < first.counter:
                 self._set(share, first.counter)

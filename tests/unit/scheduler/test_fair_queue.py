@@ -211,7 +211,7 @@ def test_nothing_is_kept_of_tenants_that_are_served_and_gone() -> None:
         policy.ended(request.key, PromptUse(100, 0))
     for i in range(1000):
         policy.remove(backlog.ask(Tenant(f"u{i}"), 100))
-    assert (len(policy._models), len(policy._model_of), len(policy._charges)) == (0, 0, 0)
+    assert (len(policy._models), len(policy._place_of), len(policy._charges)) == (0, 0, 0)
 
 
 def test_the_cost_of_a_decision_does_not_grow_with_the_queue() -> None:
@@ -223,7 +223,7 @@ def test_the_cost_of_a_decision_does_not_grow_with_the_queue() -> None:
         tenants = [Tenant(f"t{i}") for i in range(num_tenants)]
         for i in range(num_waiting):
             backlog.ask(tenants[i % num_tenants], 100)
-        queues = [queue for model in policy._models.values() for queue in model.queues.values()]
+        queues = [queue for model in policy._models.values() for queue in model.queues]
         before = sum(queue.num_moves for queue in queues)
         for i in range(200):
             backlog.ask(tenants[i % num_tenants], 100)
