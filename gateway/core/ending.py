@@ -6,6 +6,7 @@ Holds numbers and names only, never text of prompts or outputs.
 import dataclasses
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.core.events import Receipt
 from services.domain.errors import Code, ServeError
@@ -34,7 +35,8 @@ Ending = Receipt | Failed
 
 def encode_ending(ending: Ending) -> bytes:
     """Return `ending` as JSON."""
-    values = dataclasses.asdict(ending)
+    values = _fields_of(ending)
+    values["usage"] = _fields_of(ending.usage)
     if isinstance(ending, Failed):
         values["code"] = ending.code.name
     return json.dumps(values, separators=(",", ":")).encode()
@@ -47,3 +49,8 @@ def decode_ending(data: bytes) -> Ending:
     if "code" in values:
         return Failed(**values | {"code": Code[values["code"]]})
     return Receipt(**values | {"miss_reason": MissReason(values["miss_reason"])})
+
+
+def _fields_of(value: Ending | Usage) -> dict[str, Any]:
+    """As `dataclasses.asdict`, without the deep copy that takes three times as long as all the rest."""
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog, and then it doesn't: 12345 times in 2024!",
@@ -54,6 +54,17 @@ def byte_level_vocabulary(size: int = 400) -> tuple[dict[str, int], list[tuple[s
     tokenizer.train_from_iterator(CORPUS, trainer)
     model = json.loads(tokenizer.to_str())["model"]
     return model["vocab"], [tuple(merge) for merge in model["merges"]]
+
+
+def reference_byte_level(pre: Any, controls: list[str], *, ignore_merges: bool = False) -> Tokenizer:
+    """Return the library's own byte-level BPE with control tokens `controls` and pre-tokenizer `pre`."""
+    vocabulary, merges = byte_level_vocabulary()
+    vocabulary = {**vocabulary, **{token: len(vocabulary) + i for i, token in enumerate(controls)}}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=ignore_merges))
+    tokenizer.pre_tokenizer = pre
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in controls])
+    return tokenizer
 
 
 def gguf_metadata(

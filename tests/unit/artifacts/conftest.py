@@ -1,11 +1,18 @@
-"""The real model's tokeniser as the reference library runs it."""
+"""Tokenisers that several files use: a tiny one, and the real model's as the reference library runs it."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
+from template_builders import tiny_tokenizer
 
 from services.artifacts.gguf_file import read_gguf
+from services.artifacts.tokenizer import ModelTokenizer
+
+
+@pytest.fixture(scope="session")
+def tiny() -> ModelTokenizer:
+    return tiny_tokenizer()
 
 
 @pytest.fixture(scope="session")
