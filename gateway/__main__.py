@@ -7,24 +7,28 @@ import asyncio
 import contextlib
 import secrets
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import grpc
 import structlog
 
-from gateway.config import GatewayConfig, TenantEntry, load_config, static_tenants
+from gateway.admin_service import SERVICE_NAME as ADMIN_SERVICE_NAME
+from gateway.admin_service import AdminService
+from gateway.config import GatewayConfig, directory_of, load_config
 from gateway.generate import GenerateSettings, new_request_id
 from gateway.http.app import build_app
 from gateway.http.server import HttpServer
 from gateway.models import LocalModel, load_model
 from gateway.service import SERVICE_NAME, GatewayService
 from gateway.stores.quota_redis import RedisQuota
+from gateway.stores.tenants import RedisTenantLog
 from gateway.wiring import Parts, build_parts
+from protos.admin.v1 import admin_pb2_grpc
 from protos.gateway.v1 import gateway_pb2_grpc
 from services.artifacts.errors import ArtifactError
 from services.chassis import lifecycle
+from services.chassis.config_tenants import DeclaredTenants
 from services.chassis.errors import ErrorInterceptor
 from services.chassis.fatal import FatalError, entry
 from services.chassis.grpc import (
@@ -53,7 +57,7 @@ DRAIN_MARGIN_S = 3.0
 _log = structlog.get_logger()
 
 
-async def serve(config: GatewayConfig, tenants: Sequence[TenantEntry], life: Lifecycle) -> None:
+async def serve(config: GatewayConfig, declared: DeclaredTenants, life: Lifecycle) -> None:
     """Serve until told to stop, then finish what runs."""
     metrics = Metrics()
     server_key = config.server_key.encode() or secrets.token_bytes(32)
@@ -68,7 +72,8 @@ async def serve(config: GatewayConfig, tenants: Sequence[TenantEntry], life: Lif
         name=config.name,
         scheduler_channel=channel,
         models=load_models(config),
-        tenants=static_tenants(tenants, server_key),
+        tenants=directory_of(declared, server_key, config.admin_key),
+        tenant_log=RedisTenantLog(background),
         server_key=server_key,
         quota=RedisQuota(redis, background),
         executor=executor,
@@ -79,20 +84,29 @@ async def serve(config: GatewayConfig, tenants: Sequence[TenantEntry], life: Lif
         ),
     )
     server, health = build_server(config, parts)
+    admin, admin_port = build_admin_server(config, parts)
     http, http_port = build_http(config, parts)
     probes = Probes(config.probe_port, is_ready=lambda: parts.is_ready, metrics=metrics, host=config.host)
     metrics.before_render(parts.observe_levels)
     async with probes:
         with contextlib.suppress(DependencyDown):
             await redis.execute("PING", limit_s=1.0)  # The first call would pay for the connection.
+            await parts.admin.feed.refresh()
         await server.start()
+        await admin.start()
         life.spawn(http.run(), name="http")
         life.spawn(_watch(parts, health), name="ready")
         life.spawn(sample_loop_lag(metrics), name="loop_lag")
         _log.info(
-            "listening", host=config.host, port=config.port, http_port=http_port, probe_port=probes.port
+            "listening",
+            host=config.host,
+            port=config.port,
+            http_port=http_port,
+            admin_port=admin_port,
+            probe_port=probes.port,
         )
         await life.stopping.wait()
+        await admin.stop(CLOSE_GRACE_S)
         await drain(parts, health, server, http, life.drain_limit_s - DRAIN_MARGIN_S)
     await channel.close()
     await redis.close()
@@ -118,11 +132,25 @@ def build_server(config: GatewayConfig, parts: Parts) -> tuple[grpc.aio.Server, 
     service = GatewayService(parts.generate, parts.queries, parts.auth, parts.metrics)
     gateway_pb2_grpc.add_GenerateServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     health = add_health_and_reflection(server, [SERVICE_NAME])
-    credentials = None
-    if config.tls_cert is not None and config.tls_key is not None:
-        credentials = server_credentials(config.tls_cert, config.tls_key)
-    bind(server, f"{config.host}:{config.port}", credentials=credentials)
+    bind(server, f"{config.host}:{config.port}", credentials=credentials_of(config))
     return server, health
+
+
+def build_admin_server(config: GatewayConfig, parts: Parts) -> tuple[grpc.aio.Server, int]:
+    """Return the admin door, bound and not started, and its port."""
+    server = create_server(interceptors=[ErrorInterceptor()])
+    service = AdminService(parts.auth, parts.admin.tenants, parts.admin.keys, parts.admin.log)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    add_health_and_reflection(server, [ADMIN_SERVICE_NAME]).set_serving()
+    address = f"{config.admin_host}:{config.admin_port}"
+    return server, bind(server, address, credentials=credentials_of(config))
+
+
+def credentials_of(config: GatewayConfig) -> grpc.ServerCredentials | None:
+    """Return what all gRPC doors listen with; None is plain text."""
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    return server_credentials(config.tls_cert, config.tls_key)
 
 
 def build_http(config: GatewayConfig, parts: Parts) -> tuple[HttpServer, int]:
@@ -171,12 +199,13 @@ async def _watch(parts: Parts, health: HealthControl) -> None:
 
 def main() -> int:
     """Read the configuration and serve; return the exit code."""
-    config, tenants = load_config()
-    check_bind(config.host, config.insecure, config.tls_cert is not None)
+    config, declared = load_config()
+    for host in (config.host, config.admin_host):
+        check_bind(host, config.insecure, config.tls_cert is not None)
     configure_logging(config.name, level=config.log_level)
     end_tracing = configure_tracing(config.name, config.trace)
     try:
-        return lifecycle.run(config.name, partial(serve, config, tenants))
+        return lifecycle.run(config.name, partial(serve, config, declared))
     finally:
         end_tracing()
 

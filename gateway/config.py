@@ -1,27 +1,21 @@
 """What can be set from outside, tenants included.
 
-Knows ranges; how values are read is the chassis' business. Of the file's `[[tenants]]` everything but
-`kv_pages` is read here: that one is the kvmanager's.
+Knows ranges; how values are read is the chassis' business, what a tenant may be `services.domain`'s.
 """
 
-import argparse
-import os
-import re
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from gateway.core.auth import StaticTenants, Tenant, digest_key
-from services.chassis.config import ConfigError, check_range, load
-from services.chassis.config_values import ValueRule, convert
+from gateway.core.auth import LOCAL, LOCAL_TENANT
+from gateway.core.directory import TenantDirectory
+from gateway.core.keys import ApiKey, KeyScope, digest_key, short_id
+from services.chassis.config import check_range, load
+from services.chassis.config_tenants import DeclaredTenants, load_tenants
 from services.chassis.grpc import split_address
 from services.chassis.logging import LEVELS
-from services.domain.generation import Band
-from services.domain.ids import TenantId
 
-_TENANT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-_HMAC = re.compile(r"[0-9a-f]{64}")
+LEAST_ADMIN_KEY_CHARS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +30,13 @@ class GatewayConfig:
     """gRPC port; 0 takes any free one."""
     http_port: int = 8000
     """Port of the OpenAI-compatible door; 0 takes any free one."""
+    admin_host: str = "127.0.0.1"
+    """Address on which the admin door listens."""
+    admin_port: int = 50054
+    """Port of the admin door; 0 takes any free one."""
+    admin_key: str = field(default="", repr=False)
+    """Secret that opens the admin door, of 20 characters or more; set it by QUIRE_GATEWAY_ADMIN_KEY. Without
+    one only keys with the scope admin open it."""
     probe_port: int = 9100
     """Port of /healthz, /readyz and /metrics; 0 takes any free one."""
     scheduler: str = "127.0.0.1:50052"
@@ -70,7 +71,7 @@ class GatewayConfig:
 
     def __post_init__(self) -> None:
         check_range("redis_limit_ms", self.redis_limit_ms, 1.0, 10_000.0)
-        for name in ("port", "http_port", "probe_port"):
+        for name in ("port", "http_port", "admin_port", "probe_port"):
             check_range(name, getattr(self, name), 0, 65535)
         check_range("max_live", self.max_live, 1)
         check_range("max_unread_tokens", self.max_unread_tokens, 16)
@@ -80,6 +81,8 @@ class GatewayConfig:
             raise ValueError(f"log_level must be one of {', '.join(LEVELS)}, got {self.log_level}")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key must be given together")
+        if self.admin_key and len(self.admin_key) < LEAST_ADMIN_KEY_CHARS:
+            raise ValueError(f"admin_key must be at least {LEAST_ADMIN_KEY_CHARS} characters long")
         split_address(self.scheduler)
         self.models()
 
@@ -100,106 +103,34 @@ class GatewayConfig:
         return models
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TenantEntry:
-    """One `[[tenants]]` table."""
-
-    id: str
-    key: str | None = None
-    """The tenant's key itself, for local use."""
-    key_hmac: str | None = None
-    """Or its HMAC-SHA256 under the server's key, 64 hex digits."""
-    band: Band = Band.STANDARD
-    """The best band it gets: interactive, standard or batch."""
-    max_concurrency: int = 256
-    """Sequences it may have waiting or running at once."""
-    tokens_per_minute: int = 2_000_000
-    """Prompt + output tokens a minute."""
-    default_max_output_tokens: int = 1024
-    """Output limit of a call that gives none."""
-    max_output_tokens: int | None = None
-    """Largest output limit it may ask for."""
-    kv_pages: int | None = None
-    """Most KV pages; read by the kvmanager."""
-
-
 def load_config(
     argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
-) -> tuple[GatewayConfig, tuple[TenantEntry, ...]]:
+) -> tuple[GatewayConfig, DeclaredTenants]:
     """Return the configuration and the file's tenants.
 
     Raises:
         ConfigError: One line naming the field, the rule and what was given.
     """
     config = load(GatewayConfig, "gateway", argv=argv, environ=environ)
-    return config, _tenants_of_file(_config_file(argv, os.environ if environ is None else environ))
+    return config, load_tenants(argv, environ)
 
 
-def static_tenants(entries: Sequence[TenantEntry], server_key: bytes) -> StaticTenants:
-    """Return the tenants of a configuration file as the authenticator's store.
+def directory_of(
+    declared: DeclaredTenants, server_key: bytes, admin_key: str | None = None
+) -> TenantDirectory:
+    """Return what a configuration file knows of tenants and keys, to which a store may add.
 
-    Raises:
-        ConfigError: Two of one id.
+    Args:
+        admin_key: Opens the admin door, nothing else.
     """
-    digests: dict[str, TenantId] = {}
-    for entry in entries:
-        if entry.key is not None:
-            digests[digest_key(server_key, entry.key)] = TenantId(entry.id)
-        if entry.key_hmac is not None:
-            digests[entry.key_hmac] = TenantId(entry.id)
-    try:
-        return StaticTenants([_tenant_of(entry) for entry in entries], digests)
-    except ValueError as exc:
-        raise ConfigError(f"[[tenants]]: {exc}") from exc
-
-
-def _tenant_of(entry: TenantEntry) -> Tenant:
-    return Tenant(
-        id=TenantId(entry.id),
-        band=entry.band,
-        max_concurrency=entry.max_concurrency,
-        tokens_per_minute=entry.tokens_per_minute,
-        default_max_output_tokens=entry.default_max_output_tokens,
-        max_output_tokens=entry.max_output_tokens,
-    )
-
-
-def _config_file(argv: Sequence[str] | None, environ: Mapping[str, str]) -> str | None:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config")
-    given: str | None = parser.parse_known_args(argv)[0].config
-    return given or environ.get("QUIRE_CONFIG")
-
-
-def _tenants_of_file(path: str | None) -> tuple[TenantEntry, ...]:
-    if path is None:
-        return ()
-    tables = tomllib.loads(Path(path).read_text("utf-8")).get("tenants", [])
-    if not isinstance(tables, list):
-        raise ConfigError(f"{path}: tenants must be tables, each [[tenants]]")
-    entries = []
-    for number, table in enumerate(tables, start=1):
-        try:
-            entry: TenantEntry = convert(TenantEntry, table)
-            _check_tenant(entry)
-        except ValueRule as exc:
-            # Never the table itself: it holds a key.
-            raise ConfigError(f"{path}: [[tenants]] number {number} must be {exc}") from exc
-        except ValueError as exc:
-            raise ConfigError(f"{path}: [[tenants]] number {number}: {exc}") from exc
-        entries.append(entry)
-    return tuple(entries)
-
-
-def _check_tenant(entry: TenantEntry) -> None:
-    # The id goes into Redis keys inside a hash tag, so no brace may be in it.
-    if not _TENANT_ID.fullmatch(entry.id):
-        raise ValueError("id must be 1 to 64 letters, digits, `_`, `.` or `-`, a letter or digit first")
-    if entry.key is not None and len(entry.key) < 8:
-        raise ValueError("key must be at least 8 characters long")
-    if entry.key_hmac is not None and not _HMAC.fullmatch(entry.key_hmac):
-        raise ValueError("key_hmac must be 64 hex digits in lower case")
-    for name in ("max_concurrency", "tokens_per_minute", "default_max_output_tokens"):
-        check_range(name, getattr(entry, name), 1)
-    if entry.max_output_tokens is not None:
-        check_range("max_output_tokens", entry.max_output_tokens, 1)
+    tenants = {LOCAL: LOCAL_TENANT} | {tenant.id: tenant for tenant in declared.tenants}
+    keys = []
+    for one in declared.keys:
+        digest = one.hmac if one.key is None else digest_key(server_key, one.key)
+        assert digest is not None, "a declared key has one of both"
+        keys.append(ApiKey(id=short_id(digest), tenant=one.tenant, digest=digest))
+    if admin_key:
+        digest = digest_key(server_key, admin_key)
+        scopes = frozenset({KeyScope.ADMIN})
+        keys.append(ApiKey(id=short_id(digest), tenant=LOCAL, digest=digest, scopes=scopes))
+    return TenantDirectory(tenants.values(), keys)

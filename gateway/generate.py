@@ -176,9 +176,9 @@ class Generate:
         try:
             prompt = await self.encoder.encode(request, model, salt, max_tokens)
         except TooManyTokens as exc:
-            raise too_long(request, options, max_tokens) from exc
+            raise too_long(request, tenant, options, max_tokens) from exc
         stop = check_prompt(request, tenant, options, model.profile, len(prompt.ids))
-        request_class = class_of(request, len(prompt.ids), self.settings.long_from_tokens)
+        request_class = class_of(request, tenant, len(prompt.ids), self.settings.long_from_tokens)
         plan = make_plan(
             run,
             model,

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 from gateway.attempts import Attempts
 from gateway.charge import Charge
-from gateway.core.auth import Tenant
 from gateway.core.choice import Gap
 from gateway.core.deadlines import Deadlines
 from gateway.core.events import Event, Queued, Started, StillWaiting
@@ -19,6 +18,7 @@ from gateway.places import Phase, Places, Plan, Workers
 from services.domain.errors import ServeError, SlowReader, WorkerLost
 from services.domain.generation import FinishReason, Usage
 from services.domain.ids import RequestId
+from services.domain.tenant import Tenant
 from services.rpc.gateway_values import EndReport, Placement, Tops
 
 
@@ -137,6 +137,17 @@ class LiveRequest:
             self.error = error
             self.attempts.let_go()
             self._wake.set()
+
+    def stop(self, reason: FinishReason, refusal: ServeError) -> None:
+        """End it well at the token it has reached, or with `refusal` while no worker runs it. Idempotent."""
+        if self.attempts.phase is not Phase.RUNNING or self.plan is None:
+            self.fail(refusal)
+            return
+        for choice in self.plan.choices:
+            if self.error is None and not choice.is_over:
+                choice.end(reason)
+                self.attempts.finish_choice(choice.index, reason)
+        self._wake.set()
 
     def close(self) -> None:
         """Release timer and place, from any state. Idempotent."""

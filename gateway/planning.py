@@ -39,6 +39,7 @@ def make_plan(
             key=RequestKey(live.id, 1),
             tenant=live.tenant.id,
             band=options.band,
+            weight=live.tenant.weight,
             request_class=request_class,
             model=model.local.name,
             num_prompt_tokens=len(prompt.ids),

@@ -4,7 +4,6 @@ Decides nothing: credentials, checks and everything after are the use case's.
 """
 
 import asyncio
-import ipaddress
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -29,12 +28,12 @@ from gateway.core.events import (
 )
 from gateway.core.request import Caller, ChatTurn, GenerationRequest, SamplingOptions
 from gateway.generate import Generate
-from gateway.http.credentials import FORWARDED
+from gateway.grpc_credentials import is_local, key_of, metadata
 from gateway.observation import GatewayMetrics
 from gateway.queries import InProgress, Queries
 from protos.gateway.v1 import gateway_pb2 as pb
 from protos.gateway.v1 import gateway_pb2_grpc
-from services.domain.errors import BadCredential, ErrorDetail, InvalidField, ServeError
+from services.domain.errors import ErrorDetail, InvalidField, ServeError
 from services.domain.generation import Band, RequestClass
 from services.domain.ids import RequestId
 from services.rpc import convert
@@ -73,7 +72,7 @@ class GatewayService(gateway_pb2_grpc.GenerateServiceServicer):
             caller,
             arrived=arrived,
             deadline_s=context.time_remaining(),
-            traceparent=_metadata(context, "traceparent") or "",
+            traceparent=metadata(context, "traceparent") or "",
             on_slow=on_slow,
         )
         with_ids, with_logprobs = request.return_token_ids, request.HasField("logprobs")
@@ -140,39 +139,7 @@ class GatewayService(gateway_pb2_grpc.GenerateServiceServicer):
         return pb.GetRequestResponse(receipt=_receipt_to_pb(found))
 
     def _caller(self, context: grpc.aio.ServicerContext) -> Caller:
-        # Behind a proxy on this machine everybody comes from loopback.
-        is_forwarded = any(_metadata(context, name) is not None for name in FORWARDED)
-        is_local = is_loopback(context.peer()) and not is_forwarded
-        return self._auth.authenticate(_key_of(context), from_loopback=is_local)
-
-
-def is_loopback(peer: str) -> bool:
-    """Say whether gRPC's name of a peer (`ipv4:127.0.0.1:5000`, `ipv6:%5B::1%5D:5000`) is this machine."""
-    kind, _, address = peer.partition(":")
-    if kind == "unix":
-        return True
-    host = address.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _metadata(context: grpc.aio.ServicerContext, name: str) -> str | None:
-    for key, value in context.invocation_metadata() or ():
-        if key == name:
-            return str(value)
-    return None
-
-
-def _key_of(context: grpc.aio.ServicerContext) -> str | None:
-    given = _metadata(context, "authorization")
-    if given is None:
-        return _metadata(context, "x-api-key")
-    scheme, _, key = given.partition(" ")
-    if scheme.lower() != "bearer":
-        raise BadCredential("authorization must be `Bearer KEY`")
-    return key.strip()
+        return self._auth.authenticate(key_of(context), from_loopback=is_local(context))
 
 
 def request_from_pb(request: pb.GenerateRequest) -> GenerationRequest:

@@ -12,8 +12,11 @@ from typing import Any, Protocol
 
 import grpc
 
-from gateway.core.auth import Authenticator, TenantStore
+from gateway.budgets import Budgets
+from gateway.core.auth import Authenticator
+from gateway.core.directory import TenantDirectory
 from gateway.generate import Generate, GenerateSettings
+from gateway.keyring import Keyring
 from gateway.live_table import LiveTable
 from gateway.models import LocalModel, ModelBook
 from gateway.observation import GatewayMetrics
@@ -21,6 +24,9 @@ from gateway.prompts import PromptEncoder
 from gateway.queries import Queries
 from gateway.settler import Settler
 from gateway.stores.quota import QuotaStore
+from gateway.stores.tenants import TenantLog
+from gateway.tenancy import TenantAdmin
+from gateway.tenant_feed import TenantFeed
 from services.chassis.build import BUILD
 from services.chassis.metrics import Metrics
 from services.domain.ids import Epoch
@@ -37,12 +43,23 @@ class Host(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdminParts:
+    """What the admin door is built on."""
+
+    feed: TenantFeed
+    log: TenantLog
+    tenants: TenantAdmin
+    keys: Keyring
+
+
+@dataclass(frozen=True, kw_only=True)
 class Parts:
     """The gateway without its doors."""
 
     generate: Generate
     queries: Queries
     auth: Authenticator
+    admin: AdminParts
     metrics: GatewayMetrics
     scheduler: SchedulerLink
     workers: WorkerLinks
@@ -71,7 +88,8 @@ def build_parts(
     name: str,
     scheduler_channel: grpc.aio.Channel,
     models: Sequence[LocalModel],
-    tenants: TenantStore,
+    tenants: TenantDirectory,
+    tenant_log: TenantLog,
     server_key: bytes,
     quota: QuotaStore,
     executor: Executor,
@@ -81,7 +99,8 @@ def build_parts(
 ) -> Parts:
     """Build everything and start the links and the settler."""
     gateway_metrics = GatewayMetrics(metrics)
-    auth = Authenticator(tenants, server_key)
+    auth = Authenticator(tenants, server_key, time.time)
+    feed = TenantFeed(tenants, tenant_log, auth.take_used)
     changed = asyncio.Event()
     scheduler = SchedulerLink(
         scheduler_channel, name=name, epoch=lambda: host.epoch, build=BUILD, on_change=changed.set
@@ -90,7 +109,8 @@ def build_parts(
     book = ModelBook(models, lambda: scheduler.models)
     encoder = PromptEncoder(executor, gateway_metrics.tokenized)
     table = LiveTable(max_live)
-    settler = Settler(quota, table.running)
+    budgets = Budgets(table)
+    settler = Settler(quota, budgets.running, budgets.enforce)
     generate = Generate(
         auth=auth,
         models=book,
@@ -106,10 +126,17 @@ def build_parts(
     queries = Queries(auth=auth, models=book, encoder=encoder, table=table, settler=settler, quota=quota)
     host.spawn(scheduler.run(), name="scheduler-link")
     host.spawn(settler.run(), name="settler")
+    host.spawn(feed.run(), name="tenants")
     return Parts(
         generate=generate,
         queries=queries,
         auth=auth,
+        admin=AdminParts(
+            feed=feed,
+            log=tenant_log,
+            tenants=TenantAdmin(feed),
+            keys=Keyring(feed, tenant_log, server_key),
+        ),
         metrics=gateway_metrics,
         scheduler=scheduler,
         workers=workers,

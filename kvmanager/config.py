@@ -1,20 +1,19 @@
 """What can be set from outside.
 
 Knows ranges and the tenants' caps; how values are read is the chassis' business. Of the file's `[[tenants]]`
-only `id` and `kv_pages` are read here: the rest is the gateway's.
+only `kv_pages` counts here, a parent's without its children's: the rest is the gateway's.
 """
 
-import argparse
-import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvmanager.core.eviction_policy import EvictionOrder
-from services.chassis.config import ConfigError, check_range, load
+from services.chassis.config import check_range, load
+from services.chassis.config_tenants import load_tenants
 from services.chassis.logging import LEVELS
 from services.domain.ids import TenantId
+from services.domain.tenant_book import TenantBook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,37 +86,8 @@ def load_config(
         ConfigError: One line naming the field, the rule and what was given.
     """
     config = load(KvManagerConfig, "kvmanager", argv=argv, environ=environ)
-    caps = _caps_of_file(_config_file(argv, os.environ if environ is None else environ))
+    caps = TenantBook(load_tenants(argv, environ).tenants).kv_caps()
     return config, CapSources(caps, dict(_cap_of_flag(text) for text in config.tenant_cap))
-
-
-def _config_file(argv: Sequence[str] | None, environ: Mapping[str, str]) -> str | None:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config")
-    given: str | None = parser.parse_known_args(argv)[0].config
-    return given or environ.get("QUIRE_CONFIG")
-
-
-def _caps_of_file(path: str | None) -> dict[TenantId, int]:
-    if path is None:
-        return {}
-    tenants = tomllib.loads(Path(path).read_text("utf-8")).get("tenants", [])
-    if not isinstance(tenants, list) or not all(isinstance(one, dict) for one in tenants):
-        raise ConfigError(f"{path}: tenants must be tables, each [[tenants]]")
-    caps = {}
-    for one in tenants:
-        pages = one.get("kv_pages")
-        if pages is None:
-            continue
-        tenant = one.get("id")
-        if not isinstance(tenant, str) or not tenant:
-            raise ConfigError(f"{path}: [[tenants]] with kv_pages must have an id")
-        if not isinstance(pages, int) or isinstance(pages, bool) or pages < 1:
-            raise ConfigError(
-                f"{path}: kv_pages of tenant {tenant} must be a whole number from 1, got {pages!r}"
-            )
-        caps[TenantId(tenant)] = pages
-    return caps
 
 
 def _cap_of_flag(text: str) -> tuple[TenantId, int]:

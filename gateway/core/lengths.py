@@ -3,12 +3,12 @@
 One capacity function says what can ever fit; an error says need and limit. Knows no tokenizer.
 """
 
-from gateway.core.auth import Tenant
 from gateway.core.request import GenerationRequest
 from gateway.core.validation import ModelProfile, Options
 from services.domain.capacity import Capacity, NeverFits, worst_case
 from services.domain.errors import InvalidField, PromptTooLong
 from services.domain.generation import RequestClass, StopParams
+from services.domain.tenant import Tenant
 
 
 def most_prompt_tokens(
@@ -17,20 +17,23 @@ def most_prompt_tokens(
     """Return how many tokens a prompt may have: one that may be cut leaves room for its output.
 
     Where no output limit was asked for, a quarter of the context (at most the tenant's default) is kept.
+    The tenant's own cap holds too.
     """
     capacity = model.capacity
     num_output = 0 if request.max_output_tokens == 0 else 1
     if request.cut_left:
         usual = min(tenant.default_max_output_tokens, capacity.max_context_tokens // 4)
         num_output = max(1, usual) if request.max_output_tokens is None else request.max_output_tokens
-    return max(0, _most_tokens(options.num_choices, capacity) - num_output)
+    fitting = max(0, _most_tokens(options.num_choices, capacity) - num_output)
+    return fitting if tenant.max_prompt_tokens is None else min(fitting, tenant.max_prompt_tokens)
 
 
-def too_long(request: GenerationRequest, options: Options, max_tokens: int) -> PromptTooLong:
+def too_long(request: GenerationRequest, tenant: Tenant, options: Options, max_tokens: int) -> PromptTooLong:
     """Say that a prompt, not counted to its end, has more tokens than fit."""
+    whose = "tenant" if max_tokens == tenant.max_prompt_tokens else "model"
     return PromptTooLong(
         _input_field(request),
-        f"must have at most {max_tokens} tokens for this model, n = {options.num_choices}, got more",
+        f"must have at most {max_tokens} tokens for this {whose}, n = {options.num_choices}, got more",
     )
 
 
@@ -46,6 +49,11 @@ def check_prompt(
     field = _input_field(request)
     if num_prompt_tokens < 1:
         raise InvalidField(field, "must hold at least 1 token, got 0")
+    if tenant.max_prompt_tokens is not None and num_prompt_tokens > tenant.max_prompt_tokens:
+        raise PromptTooLong(
+            field,
+            f"must have at most {tenant.max_prompt_tokens} tokens for this tenant, got {num_prompt_tokens}",
+        )
     room = _most_tokens(options.num_choices, model.capacity) - num_prompt_tokens
     num_output = request.max_output_tokens
     if num_output is None:
@@ -69,8 +77,16 @@ def check_prompt(
     )
 
 
-def class_of(request: GenerationRequest, num_prompt_tokens: int, long_from_tokens: int) -> RequestClass:
-    """Return short or long, by the prompt's length; a caller may only call its short request long."""
+def class_of(
+    request: GenerationRequest, tenant: Tenant, num_prompt_tokens: int, long_from_tokens: int
+) -> RequestClass:
+    """Return short or long, by the prompt's length; a caller may only call its short request long.
+
+    Args:
+        long_from_tokens: Where the tenant has no threshold of its own.
+    """
+    if tenant.long_from_tokens is not None:
+        long_from_tokens = tenant.long_from_tokens
     if num_prompt_tokens >= long_from_tokens or request.request_class is RequestClass.LONG:
         return RequestClass.LONG
     return RequestClass.SHORT

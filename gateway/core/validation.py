@@ -7,7 +7,6 @@ names the field, its range and what was given (never text of the caller's). Know
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gateway.core.auth import Tenant
 from gateway.core.request import GenerationRequest, SamplingOptions
 from services.domain.capacity import Capacity
 from services.domain.errors import InvalidField, PromptTooLong
@@ -19,6 +18,7 @@ from services.domain.generation import (
     Limits,
     SamplingParams,
 )
+from services.domain.tenant import Tenant
 
 MAX_STOP_CHARS = 256
 MAX_STOP_IDS = 64

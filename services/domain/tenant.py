@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from services.domain.generation import Band, Usage
 from services.domain.ids import TenantId
-from services.domain.limits import Limits
+from services.domain.limits import Allowance, Limits
 
 NANO = 1_000_000_000
 """Costs are whole billionths of the currency's unit, so that sums of them are exact."""
@@ -79,3 +79,5 @@ class Tenant:
     """KV pages over all workers, enforced by the slices."""
     prices: Prices | None = None
     """None: the parent's."""
+    outage_allowance: Allowance | None = None
+    """What each gateway may admit of it while the quota store does not answer; None: nothing."""

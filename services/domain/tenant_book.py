@@ -107,7 +107,12 @@ class TenantBook:
             if model in one.model_limits:
                 limits = one.model_limits[model]
                 scopes.append(Scope(kind=ScopeKind.MODEL, id=f"{one.id}/{model}", limits=limits))
-        return Account(tenant=tenant, organisation=line[-1].id, scopes=tuple(scopes))
+        return Account(
+            tenant=tenant,
+            organisation=line[-1].id,
+            scopes=tuple(scopes),
+            allowance=line[0].outage_allowance,
+        )
 
     def kv_caps(self) -> dict[TenantId, int]:
         """Return the KV pages each capped tenant may hold itself: what its children have is not its own."""

@@ -26,14 +26,14 @@ from services.domain.document_values import (
 from services.domain.errors import InvalidField
 from services.domain.generation import Band
 from services.domain.ids import TenantId
-from services.domain.limits import Budget, Limits, Rate
+from services.domain.limits import Allowance, Budget, Limits, Rate
 from services.domain.tenant import Prices, Tenant
 
 MAX_TOKENS = 10**15
 MAX_COUNT = 10**6
 MAX_PRICE = 1e6
 
-NOT_YET = ("kv_pages_guaranteed", "kv_pages_cached", "kv_idle_ttl_s", "degradation", "redis_outage")
+NOT_YET = ("kv_pages_guaranteed", "kv_pages_cached", "kv_idle_ttl_s", "degradation")
 """Fields that nothing enforces yet."""
 
 
@@ -95,6 +95,11 @@ _TENANT: dict[str, Reader] = {
     "aliases": map_of(a_text(128, least=1), a_text(128, least=1)),
     "kv_pages": a_whole(1, 10**9),
     "prices": a_table(Prices, _PRICES),
+    "outage_allowance": a_table(
+        Allowance,
+        {"max_concurrency": a_whole(1, MAX_COUNT), "tokens": _TOKENS},
+        required=("max_concurrency", "tokens"),
+    ),
 }
 FIELDS = (*_TENANT, *_LIMITS)
 """Every field of a tenant's document."""
@@ -142,6 +147,7 @@ def _without_defaults(value: Any) -> dict[str, Any]:
 
 
 def _default_of(field: "dataclasses.Field[Any]") -> object:
+    """Return a field's default; MISSING, which no value equals, where it has none."""
     factory = field.default_factory
     return field.default if factory is dataclasses.MISSING else factory()
 

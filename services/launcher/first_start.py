@@ -11,15 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.core.auth import digest_key
+from gateway.core.keys import KEY_BYTES, digest_key, make_key
 from services.chassis.config import load
 from services.chassis.fatal import FatalError
 
-KEY_BYTES = 32
-"""Random bytes of a key."""
+SECRET_BYTES = 32
+"""Random bytes of each of the server's own secrets."""
 FIRST_TENANT = "main"
-KEY_PREFIX = "quire_"
-"""What a leaked key is recognised by."""
 _EXAMPLES = """examples:
   quire first-start --out /config/quire.toml
 """
@@ -29,6 +27,8 @@ _FILE = """\
 [gateway]
 # Keys and cache salts are derived under it: another one makes every key_hmac below worthless.
 server_key = "{server_key}"
+# Opens the admin door (port 50054), for `quire tenant`.
+admin_key = "{admin_key}"
 
 [[tenants]]
 id = "{tenant}"
@@ -77,10 +77,15 @@ def main(argv: Sequence[str]) -> int:
 
 def make(tenant: str) -> FirstConfig:
     """Draw both keys and return the file that holds the one and a digest of the other."""
-    server_key = secrets.token_hex(KEY_BYTES)
-    key = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
-    digest = digest_key(server_key.encode(), key)
-    return FirstConfig(_FILE.format(server_key=server_key, tenant=tenant, key_hmac=digest), key)
+    server_key = secrets.token_hex(SECRET_BYTES)
+    key, _ = make_key(secrets.token_bytes(KEY_BYTES))
+    text = _FILE.format(
+        server_key=server_key,
+        admin_key=secrets.token_urlsafe(SECRET_BYTES),
+        tenant=tenant,
+        key_hmac=digest_key(server_key.encode(), key),
+    )
+    return FirstConfig(text, key)
 
 
 def write_once(out: Path, text: str) -> bool:

@@ -34,6 +34,10 @@ class Ports:
         return 50053 + self.offset
 
     @property
+    def admin(self) -> int:
+        return 50054 + self.offset
+
+    @property
     def redis(self) -> int:
         return 6390 + self.offset
 
@@ -106,6 +110,8 @@ class Suite:
     log_level: str = "info"
     server_key: str | None = field(default=None, repr=False)
     """The gateway's secret for this run; None: its configuration or environment has one."""
+    admin_key: str | None = field(default=None, repr=False)
+    """What opens the gateway's admin door in this run; None: its configuration or environment says."""
     threads: int | None = None
     """Threads of each worker; None: each worker decides."""
 
@@ -217,7 +223,7 @@ def _worker(suite: Suite, index: int) -> Process:
 
 def _gateway(suite: Suite) -> Process:
     ports = suite.ports
-    flags = ["--name", "gateway-0", "--http-port", str(ports.http)]
+    flags = ["--name", "gateway-0", "--http-port", str(ports.http), "--admin-port", str(ports.admin)]
     flags += ["--scheduler", f"{LOOPBACK}:{ports.scheduler}", "--redis-url", redis_url(suite)]
     for model in suite.models:
         flags += ["--model", model.flag()]
@@ -228,10 +234,17 @@ def _gateway(suite: Suite) -> Process:
         host=suite.host,
         port=ports.gateway,
         probe_port=ports.gateway_probe(),
-        other_ports=(ports.http,),
+        other_ports=(ports.http, ports.admin),
         needs=() if suite.redis_url else ("redis",),
         waits_for=("scheduler",),
-        environment={} if suite.server_key is None else {"QUIRE_GATEWAY_SERVER_KEY": suite.server_key},
+        environment={
+            name: value
+            for name, value in (
+                ("QUIRE_GATEWAY_SERVER_KEY", suite.server_key),
+                ("QUIRE_GATEWAY_ADMIN_KEY", suite.admin_key),
+            )
+            if value is not None
+        },
     )
 
 

@@ -22,6 +22,7 @@ from services.artifacts.model_cache import cache_folder
 from services.chassis.config import ByteSize, check_range, load
 from services.chassis.fatal import ConfigError, FatalError
 from services.chassis.grpc import check_bind
+from services.launcher.admin_key import admin_key_file, keep_admin_key
 from services.launcher.models import find_models, names
 from services.launcher.session import Session
 from services.launcher.supervisor import check_ports
@@ -88,6 +89,9 @@ def main(argv: Sequence[str]) -> int:
         check_ports(plan(suite), config.host)
     except ValueError as exc:
         raise ConfigError(f"up: {exc}") from exc
+    if suite.admin_key is not None:
+        # The ports are free, so this replaces no running suite's key.
+        keep_admin_key(admin_key_file(cache, suite.ports.admin), suite.admin_key)
     try:
         models = find_models(config.model, cache, console, folder=folder, sim=config.sim)
     except KeyboardInterrupt:
@@ -140,17 +144,19 @@ def _suite(config: UpConfig, folder: Path) -> Suite:
         threads=None if config.sim or num_workers == 1 else max(1, _num_cores() // num_workers),
         trace=_absolute_trace(config.trace),
         log_level=config.log_level,
-        server_key=_server_key(config.config),
+        server_key=_drawn("server_key", config.config),
+        admin_key=_drawn("admin_key", config.config),
     )
 
 
-def _server_key(path: Path | None) -> str | None:
-    """Draw the gateway's secret for this run, so that a restarted gateway names blocks as before.
+def _drawn(name: str, path: Path | None) -> str | None:
+    """Draw one of the gateway's secrets for this run, so that a restarted gateway goes on with it.
 
-    None where the file has one: what is written there must win.
+    None where the file or the environment has one: what is written there must win.
     """
     written = {} if path is None else tomllib.loads(path.read_text())
-    return None if written.get("gateway", {}).get("server_key") else secrets.token_hex(32)
+    is_given = written.get("gateway", {}).get(name) or os.environ.get(f"QUIRE_GATEWAY_{name.upper()}")
+    return None if is_given else secrets.token_hex(32)
 
 
 def _num_cores() -> int:

@@ -10,10 +10,13 @@ from typing import Any
 
 import grpc
 
-from gateway.core.auth import StaticTenants, Tenant, account_of, digest_key
+from gateway.core.auth import LOCAL_TENANT
+from gateway.core.directory import TenantDirectory
+from gateway.core.keys import ApiKey, digest_key, short_id
 from gateway.generate import GenerateSettings
 from gateway.service import GatewayService
 from gateway.stores.quota import QuotaStore, ScopeUse
+from gateway.stores.tenants import TenantLog
 from gateway.wiring import Parts, build_parts
 from protos.gateway.v1 import gateway_pb2 as pb
 from protos.gateway.v1 import gateway_pb2_grpc
@@ -21,15 +24,28 @@ from protos.scheduler.v1 import scheduler_pb2
 from services.chassis.errors import ErrorInterceptor
 from services.chassis.grpc import bind, create_channel, create_server
 from services.chassis.metrics import Metrics
-from services.domain.generation import Band
+from services.domain.generation import RequestClass
 from services.domain.ids import Epoch, TenantId
+from services.domain.limits import Account, Limits, Rate
+from services.domain.tenant import Tenant
+from services.domain.tenant_book import TenantBook
 from tests.fakes.byte_tokenizer import byte_model
 from tests.fakes.quota_memory import MemoryQuota
 from tests.fakes.scheduler_server import FakeScheduler
+from tests.fakes.tenants_memory import MemoryTenantLog
 from tests.fakes.worker_server import FakeWorker
 
 SERVER_KEY = b"server key of the rig"
-ACME = Tenant(id=TenantId("acme"), band=Band.STANDARD, max_concurrency=64, tokens_per_minute=1_000_000)
+ACME_CONCURRENCY = 64
+ACME_TOKENS = 1_000_000
+"""A minute."""
+ACME = Tenant(
+    id=TenantId("acme"),
+    limits=Limits(max_concurrency=ACME_CONCURRENCY, tokens_per_minute=Rate(per_minute=ACME_TOKENS)),
+)
+TENANTS = (LOCAL_TENANT, ACME)
+"""All of the rig."""
+ACME_DIGEST = digest_key(SERVER_KEY, "acme-key")
 ACME_KEY = (("authorization", "Bearer acme-key"),)
 
 
@@ -46,6 +62,11 @@ class TaskHost:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
+
+
+def account_of(tenant: Tenant) -> Account:
+    """Return what a request of a tenant without a key counts against."""
+    return TenantBook([tenant]).account(tenant.id, request_class=RequestClass.SHORT, model="tiny")
 
 
 async def use_by(quota: QuotaStore, tenant: Tenant) -> ScopeUse:
@@ -95,6 +116,7 @@ async def gateway_rig(
     *,
     num_workers: int = 1,
     quota: QuotaStore | None = None,
+    tenant_log: TenantLog | None = None,
     max_live: int = 4096,
     max_unread_tokens: int = 2048,
     max_context_tokens: int = 2048,
@@ -127,7 +149,11 @@ async def gateway_rig(
                 name="gateway",
                 scheduler_channel=scheduler_channel,
                 models=[byte_model()],
-                tenants=StaticTenants([ACME], {digest_key(SERVER_KEY, "acme-key"): ACME.id}),
+                tenants=TenantDirectory(
+                    TENANTS,
+                    [ApiKey(id=short_id(ACME_DIGEST), tenant=ACME.id, digest=ACME_DIGEST)],
+                ),
+                tenant_log=tenant_log or MemoryTenantLog(),
                 server_key=SERVER_KEY,
                 quota=store,
                 executor=executor,

@@ -14,7 +14,16 @@ from services.chassis.errors import from_rpc_error
 from services.domain.errors import BadRow, Code, InvalidField, QuotaExceeded, ServeError
 from services.rpc import convert
 from tests.fakes.byte_tokenizer import EOS, ByteTokenizer
-from tests.fakes.gateway_rig import ACME, ACME_KEY, Rig, a_request, gateway_rig, generate, use_by
+from tests.fakes.gateway_rig import (
+    ACME,
+    ACME_CONCURRENCY,
+    ACME_KEY,
+    Rig,
+    a_request,
+    gateway_rig,
+    generate,
+    use_by,
+)
 from tests.fakes.worker_server import endless, says
 
 
@@ -72,7 +81,7 @@ async def test_after_every_kind_of_end_the_whole_concurrency_is_there(rig: Rig) 
         await rig.settled()
         assert (await use_by(rig.quota, ACME)).num_leases == 0, end.__name__
     rig.worker.script, rig.worker.step_s = endless, 0.025
-    calls = [await start(rig) for _ in range(ACME.max_concurrency)]
+    calls = [await start(rig) for _ in range(ACME_CONCURRENCY)]
     assert type(await failure_of(rig, metadata=ACME_KEY)) is QuotaExceeded
     for call in calls:
         call.cancel()

@@ -25,7 +25,7 @@ from services.domain.errors import (
     UnknownRequest,
     WorkerLost,
 )
-from tests.fakes.gateway_rig import ACME, ACME_KEY, Rig, a_request, gateway_rig, generate, use_by
+from tests.fakes.gateway_rig import ACME, ACME_KEY, TENANTS, Rig, a_request, gateway_rig, generate, use_by
 from tests.fakes.worker_server import endless, says
 
 
@@ -58,7 +58,7 @@ async def nothing_is_held(rig: Rig) -> None:
     """Everything that a request can hold is back."""
     await rig.settled()
     await rig.until(lambda: rig.parts.workers.num_live == 0 and rig.parts.scheduler.num_waiting == 0)
-    for tenant in (ACME, rig.parts.auth._store.tenant("local")):
+    for tenant in TENANTS:
         use = await use_by(rig.quota, tenant)
         assert (use.num_leases, use.reserved_tokens) == (0, 0)
     rig.parts.observe_levels()

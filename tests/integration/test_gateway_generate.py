@@ -28,7 +28,7 @@ from services.domain.errors import (
     UnknownModel,
 )
 from tests.fakes.byte_tokenizer import EOS, ByteTokenizer
-from tests.fakes.gateway_rig import ACME_KEY, Rig, a_request, gateway_rig, generate, use_by
+from tests.fakes.gateway_rig import ACME, ACME_KEY, Rig, a_request, gateway_rig, generate, use_by
 from tests.fakes.worker_server import endless, says
 
 
@@ -294,7 +294,7 @@ async def test_a_bad_row_is_an_internal_error_and_costs_nothing(rig: Rig) -> Non
     error = await failure_of(rig, metadata=ACME_KEY)
     assert type(error) is BadRow
     await rig.settled()
-    use = await use_by(rig.quota, rig.parts.auth._store.tenant("acme"))
+    use = await use_by(rig.quota, ACME)
     assert (use.num_leases, use.left_tokens) == (0, 1_000_000)
 
 

@@ -7,11 +7,21 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from gateway.core.auth import account_of
 from gateway.stores.quota import Reservation
 from services.chassis.errors import from_rpc_error
 from services.domain.errors import DependencyDown, NoWorker, QuotaExceeded, ServeError
-from tests.fakes.gateway_rig import ACME, ACME_KEY, Rig, a_request, gateway_rig, generate, use_by
+from tests.fakes.gateway_rig import (
+    ACME,
+    ACME_CONCURRENCY,
+    ACME_KEY,
+    ACME_TOKENS,
+    Rig,
+    a_request,
+    account_of,
+    gateway_rig,
+    generate,
+    use_by,
+)
 from tests.fakes.quota_memory import MemoryQuota
 from tests.fakes.quota_values import a_reservation
 from tests.integration.test_gateway_failures import nothing_is_held
@@ -69,7 +79,7 @@ async def test_a_place_is_used_only_once_the_quota_is_reserved(rig: Rig, quota: 
 @pytest.mark.parametrize("waits", [False, True])
 async def test_a_refused_reservation_gives_its_place_back(rig: Rig, quota: GatedQuota, waits: bool) -> None:
     rig.scheduler.holds = waits
-    full = a_reservation(account_of(ACME), "full", n=ACME.max_concurrency)
+    full = a_reservation(account_of(ACME), "full", n=ACME_CONCURRENCY)
     await MemoryQuota.reserve(quota, full)
     if waits:
         task: asyncio.Task[object] = asyncio.create_task(generate(rig, metadata=ACME_KEY))
@@ -82,7 +92,7 @@ async def test_a_refused_reservation_gives_its_place_back(rig: Rig, quota: Gated
     assert [one.HasField("seq") for one in rig.scheduler.abandoned] == [not waits]
     assert rig.worker.submits == []
     await rig.settled()
-    assert (await use_by(quota, ACME)).num_leases == ACME.max_concurrency
+    assert (await use_by(quota, ACME)).num_leases == ACME_CONCURRENCY
 
 
 async def test_a_refused_request_gives_its_reservation_back(rig: Rig, quota: GatedQuota) -> None:
@@ -92,7 +102,7 @@ async def test_a_refused_request_gives_its_reservation_back(rig: Rig, quota: Gat
     quota.gate.set()
     assert type(await failure_of(task)) is NoWorker
     await nothing_is_held(rig)
-    assert (await use_by(quota, ACME)).left_tokens == ACME.tokens_per_minute
+    assert (await use_by(quota, ACME)).left_tokens == ACME_TOKENS
 
 
 async def test_a_caller_that_leaves_meanwhile_leaves_nothing_behind(rig: Rig, quota: GatedQuota) -> None:

@@ -16,7 +16,7 @@ from gateway.core import deadlines
 from gateway.http.owner import Patience
 from services.domain.errors import ErrorDetail, QuotaExceeded
 from tests.fakes.byte_tokenizer import ByteTokenizer
-from tests.fakes.gateway_rig import ACME, use_by
+from tests.fakes.gateway_rig import TENANTS, use_by
 from tests.fakes.http_rig import HttpRig, http_rig
 from tests.fakes.worker_server import endless, says
 
@@ -32,7 +32,7 @@ async def http() -> AsyncIterator[HttpRig]:
 async def nothing_is_held(http: HttpRig) -> None:
     await http.rig.settled()
     await http.rig.until(lambda: http.rig.worker.running == {})
-    for tenant in (ACME, http.rig.parts.auth._store.tenant("local")):  # type: ignore[arg-type]
+    for tenant in TENANTS:
         use = await use_by(http.rig.quota, tenant)
         assert (use.num_leases, use.reserved_tokens) == (0, 0)
 

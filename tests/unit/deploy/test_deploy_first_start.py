@@ -4,11 +4,12 @@ import base64
 import math
 import re
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
-from gateway.config import load_config, static_tenants
+from gateway.config import directory_of, load_config
 from gateway.core.auth import Authenticator
 from kvmanager.config import load_config as load_kvmanager_config
 from services import cli
@@ -17,7 +18,7 @@ from services.domain.ids import TenantId
 from services.launcher.first_start import make, write_once
 
 MAIN = TenantId("main")
-KEY = re.compile(r"quire_([\w-]{43})\b")
+KEY = re.compile(r"quire_[a-z2-7]{12}_[\w-]{43}\b")
 
 
 def run(out: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -26,9 +27,9 @@ def run(out: Path, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def authenticator(config: Path) -> Authenticator:
-    settings, entries = load_config(["--config", str(config)], {})
+    settings, declared = load_config(["--config", str(config)], {})
     server_key = settings.server_key.encode()
-    return Authenticator(static_tenants(entries, server_key), server_key)
+    return Authenticator(directory_of(declared, server_key), server_key, time.time)
 
 
 def test_the_key_that_is_shown_is_the_tenants_and_no_other_is(
@@ -66,7 +67,7 @@ def test_only_the_owner_reads_the_file_and_the_key_is_not_in_it(tmp_path: Path) 
 def test_keys_hold_256_random_bits_and_differ() -> None:
     keys = {make("main").key for _ in range(64)}
     assert len(keys) == 64
-    bodies = [base64.urlsafe_b64decode(key.removeprefix("quire_") + "=") for key in keys]
+    bodies = [base64.urlsafe_b64decode(key.split("_", 2)[2] + "=") for key in keys]
     assert {len(body) for body in bodies} == {32}
     # Half of all bits are ones, within six deviations: a constant part would show.
     ones = sum(bit == "1" for body in bodies for byte in body for bit in f"{byte:08b}")
@@ -83,7 +84,7 @@ def test_salts_stay_the_same_over_restarts(tmp_path: Path) -> None:
 def test_the_kvmanager_reads_the_same_file(tmp_path: Path) -> None:
     out = tmp_path / "quire.toml"
     write_once(out, make("main").text)
-    assert load_kvmanager_config(["--config", str(out)], {})[1] == {}
+    assert load_kvmanager_config(["--config", str(out)], {})[1].with_published({}) == {}
 
 
 def test_what_is_there_is_never_overwritten(tmp_path: Path) -> None:

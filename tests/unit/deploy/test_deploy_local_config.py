@@ -2,12 +2,13 @@
 
 import dataclasses
 import re
+import time
 import tomllib
 from typing import Any
 
 import pytest
 
-from gateway.config import GatewayConfig, load_config, static_tenants
+from gateway.config import GatewayConfig, directory_of, load_config
 from gateway.core.auth import LOCAL, Authenticator
 from kvmanager.config import KvManagerConfig
 from kvmanager.config import load_config as load_kvmanager_config
@@ -59,18 +60,19 @@ def test_what_is_commented_out_is_accepted_and_is_the_default(section: str, tmp_
 
 
 def test_two_tenants_with_keys_and_nobody_else() -> None:
-    config, entries = load_config(["--config", str(LOCAL_TOML)], {})
-    auth = Authenticator(static_tenants(entries, b"drawn at start"), b"drawn at start")
-    assert config.server_key == ""
-    assert [entry.id for entry in entries] == ["team-a", "team-b"]
-    for entry in entries:
-        assert auth.authenticate(entry.key, from_loopback=False).tenant == entry.id
+    config, declared = load_config(["--config", str(LOCAL_TOML)], {})
+    auth = Authenticator(directory_of(declared, b"drawn at start"), b"drawn at start", time.time)
+    assert (config.server_key, config.admin_key) == ("", "")
+    assert [tenant.id for tenant in declared.tenants] == ["team-a", "team-b"]
+    for one in declared.keys:
+        assert auth.authenticate(one.key, from_loopback=False).tenant == one.tenant
     assert auth.authenticate(None, from_loopback=True).tenant == LOCAL
     with pytest.raises(BadCredential):
         auth.authenticate("quire_local_team-c_key", from_loopback=True)
-    caller = auth.authenticate(entries[1].key, from_loopback=True)
+    caller = auth.authenticate(declared.keys[1].key, from_loopback=True)
     assert auth.tenant_of(caller).band is Band.BATCH
 
 
 def test_the_kvmanager_takes_the_caps() -> None:
-    assert load_kvmanager_config(["--config", str(LOCAL_TOML)], {})[1] == {TenantId("team-b"): 256}
+    caps = load_kvmanager_config(["--config", str(LOCAL_TOML)], {})[1]
+    assert caps.with_published({}) == {TenantId("team-b"): 256}

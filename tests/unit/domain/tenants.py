@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from services.domain.generation import Band
 from services.domain.ids import TenantId
-from services.domain.limits import Budget, Limits, Rate
+from services.domain.limits import Allowance, Budget, Limits, Rate
 from services.domain.tenant import Prices, Tenant
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,10}", fullmatch=True)
@@ -55,4 +55,5 @@ tenants = st.builds(
     aliases=st.dictionaries(st.sampled_from(["fast", "good"]), st.sampled_from(["small", "large"])),
     kv_pages=st.none() | counts,
     prices=st.none() | prices,
+    outage_allowance=st.none() | st.builds(Allowance, max_concurrency=counts, tokens=tokens),
 )

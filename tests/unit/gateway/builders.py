@@ -3,11 +3,11 @@
 import dataclasses
 from typing import Any
 
-from gateway.core.auth import Tenant
 from gateway.core.request import GenerationRequest, SamplingOptions
 from gateway.core.validation import ModelProfile
 from services.domain.capacity import Capacity
 from services.domain.ids import TenantId
+from services.domain.tenant import Tenant
 
 
 def a_profile(**changes: Any) -> ModelProfile:

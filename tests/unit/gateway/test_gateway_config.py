@@ -1,13 +1,15 @@
 """Configuration and tenants are checked once, and errors never show a key."""
 
+import time
 from pathlib import Path
 
 import pytest
 
-from gateway.config import load_config, static_tenants
+from gateway.config import directory_of, load_config
 from gateway.core.auth import Authenticator
+from gateway.core.keys import KeyScope
 from services.chassis.config import ConfigError
-from services.domain.errors import BadCredential
+from services.domain.errors import BadCredential, NotYours
 from services.domain.generation import Band
 
 TENANTS = """
@@ -30,28 +32,37 @@ key_hmac = "{hmac}"
 def test_flags_file_and_tenants_are_read(tmp_path: Path) -> None:
     file = tmp_path / "quire.toml"
     file.write_text(TENANTS.format(hmac="0" * 64))
-    config, tenants = load_config(["--config", str(file), "--model", "a=/x", "--model", "b=/y=z"], {})
+    config, declared = load_config(["--config", str(file), "--model", "a=/x", "--model", "b=/y=z"], {})
     assert config.port == 7000
     assert config.models() == {"a": Path("/x"), "b": Path("/y=z")}
-    auth = Authenticator(static_tenants(tenants, b"k"), b"k")
+    auth = Authenticator(directory_of(declared, b"k", "the admin's own key"), b"k", time.time)
     caller = auth.authenticate("acme-secret", from_loopback=False)
-    assert (caller.tenant, auth.tenant_of(caller).band, auth.tenant_of(caller).max_concurrency) == (
+    tenant = auth.tenant_of(caller)
+    assert (tenant.id, tenant.band, tenant.limits.max_concurrency, tenant.kv_pages) == (
         "acme",
         Band.BATCH,
         3,
+        10,
     )
+    assert "acme-secret" not in repr(declared)
     with pytest.raises(BadCredential):
         auth.authenticate("0" * 64, from_loopback=True)
+    auth.authenticate("the admin's own key", from_loopback=False, scope=KeyScope.ADMIN)
+    with pytest.raises(NotYours):
+        auth.authenticate("the admin's own key", from_loopback=True)
 
 
 @pytest.mark.failure("B180")
 @pytest.mark.parametrize(
     ("broken", "rule"),
     [
-        ('id = "a}b"\nkey = "long-secret"', "id must be"),
+        ('id = "a}b"\nkey = "long-secret"', r"id: must be"),
         ('id = "a"\nkey = "short1"', "at least 8"),
-        ('id = "a"\nkey = "long-secret"\nbnad = 1', "a table of"),
-        ('id = "a"\nkey = "long-secret"\nmax_concurrency = 0', "max_concurrency must be at least 1"),
+        ('id = "a"\nkey = "long-secret"\nbnad = 1', "did you mean band"),
+        (
+            'id = "a"\nkey = "long-secret"\nmax_concurrency = 0',
+            r"tenants\[a\].max_concurrency: must be .*nearest valid: 1",
+        ),
         ('id = "a"\nkey_hmac = "ABC"', "64 hex digits"),
     ],
 )
@@ -66,7 +77,13 @@ def test_a_bad_tenant_is_refused_without_showing_its_key(tmp_path: Path, broken:
 
 @pytest.mark.parametrize(
     "flags",
-    [["--model", "x"], ["--model", "a=b", "--model", "a=c"], ["--scheduler", "nowhere"], ["--port", "-1"]],
+    [
+        ["--model", "x"],
+        ["--model", "a=b", "--model", "a=c"],
+        ["--scheduler", "nowhere"],
+        ["--port", "-1"],
+        ["--admin-key", "short"],
+    ],
 )
 def test_bad_flags_are_refused(flags: list[str]) -> None:
     with pytest.raises(ConfigError):

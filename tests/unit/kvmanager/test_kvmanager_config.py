@@ -15,7 +15,7 @@ port = 7000
 [[tenants]]
 id = "red"
 kv_pages = 100
-keys = ["x"]
+key = "red-secret"
 
 [[tenants]]
 id = "blue"
@@ -65,5 +65,5 @@ def test_a_bad_cap_is_refused(cap: str) -> None:
 @pytest.mark.parametrize("pages", ["0", "-3", "true", '"7"'])
 def test_a_bad_cap_in_the_file_is_refused_with_its_tenant(tmp_path: Path, pages: str) -> None:
     path = write(tmp_path, f'[[tenants]]\nid = "red"\nkv_pages = {pages}\n')
-    with pytest.raises(ConfigError, match="tenant red"):
+    with pytest.raises(ConfigError, match=r"tenants\[red\].kv_pages: must be a whole number from 1"):
         load_config(["--config", path], {})

@@ -36,7 +36,7 @@ def test_default_ports_are_the_documented_ones() -> None:
         "kvmanager": (50053, 9102),
         "scheduler": (50052, 9101),
         "worker-0": (50060, 9110),
-        "gateway": (50051, 8000, 9100),
+        "gateway": (50051, 8000, 50054, 9100),
     }
 
 
