@@ -33,6 +33,7 @@ COMMANDS = {
     "quantize": Command("services.commands.quantize:main", "make a smaller version of a model"),
     "pull": Command("services.commands.models:pull", "fetch a model"),
     "status": Command("services.commands.status:main", "processes, queue, credits, pages, hit rate"),
+    "tenant": Command("services.commands.tenant:main", "who may use how much: tenants, keys, changes"),
     "drain": Command("services.commands.drain:main", "let one worker finish and take nothing new"),
     "first-start": Command("services.launcher.first_start:main", "write a deployment's first configuration"),
 }

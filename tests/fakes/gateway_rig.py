@@ -10,9 +10,9 @@ from typing import Any
 
 import grpc
 
-from gateway.core.auth import LOCAL_TENANT
+from gateway.core.auth import LOCAL, LOCAL_TENANT
 from gateway.core.directory import TenantDirectory
-from gateway.core.keys import ApiKey, digest_key, short_id
+from gateway.core.keys import ApiKey, KeyScope, digest_key, short_id
 from gateway.generate import GenerateSettings
 from gateway.service import GatewayService
 from gateway.stores.quota import QuotaStore, ScopeUse
@@ -46,6 +46,9 @@ ACME = Tenant(
 TENANTS = (LOCAL_TENANT, ACME)
 """All of the rig."""
 ACME_DIGEST = digest_key(SERVER_KEY, "acme-key")
+ADMIN_KEY = "the rig's admin key"
+ADMIN_DIGEST = digest_key(SERVER_KEY, ADMIN_KEY)
+ADMIN = frozenset({KeyScope.ADMIN})
 ACME_KEY = (("authorization", "Bearer acme-key"),)
 
 
@@ -151,7 +154,10 @@ async def gateway_rig(
                 models=[byte_model()],
                 tenants=TenantDirectory(
                     TENANTS,
-                    [ApiKey(id=short_id(ACME_DIGEST), tenant=ACME.id, digest=ACME_DIGEST)],
+                    [
+                        ApiKey(id=short_id(ACME_DIGEST), tenant=ACME.id, digest=ACME_DIGEST),
+                        ApiKey(id=short_id(ADMIN_DIGEST), tenant=LOCAL, digest=ADMIN_DIGEST, scopes=ADMIN),
+                    ],
                 ),
                 tenant_log=tenant_log or MemoryTenantLog(),
                 server_key=SERVER_KEY,
