@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 from gateway.live import LiveRequest
 from gateway.places import Phase
-from gateway.stores.quota import Running
 from services.domain.errors import ErrorDetail, QueueFull, ServeError
 from services.domain.ids import RequestId, TenantId
 
@@ -50,17 +49,6 @@ class LiveTable:
         """Return a tenant's own live request."""
         live = self._live.get(request_id)
         return live if live is not None and live.tenant.id == tenant else None
-
-    def running(self) -> list[Running]:
-        """Return the requests that were admitted, with what they used so far."""
-        return [
-            Running(
-                live.charge.reservation,
-                live.usage.prompt_tokens + live.usage.output_tokens if live.has_begun else 0,
-            )
-            for live in self._live.values()
-            if live.charge is not None and live.charge.is_admitted
-        ]
 
     def levels(self, now: float) -> dict[str, tuple[int, float]]:
         """Return for every state how many requests are in it and the age of its oldest, in seconds."""

@@ -7,11 +7,19 @@ again. Knows nothing of why a request ended.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
-from gateway.stores.quota import RENEW_EVERY_S, QuotaStore, Running, Settlement
+from gateway.stores.quota import (
+    REMEMBER_S,
+    RENEW_EVERY_S,
+    QuotaStore,
+    Running,
+    ScopeKey,
+    Settlement,
+    Spent,
+)
 from services.domain.errors import DependencyDown
 from services.domain.ids import RequestId, TenantId
 
@@ -19,6 +27,11 @@ MAX_BATCH = 128
 MAX_PENDING = 65_536
 """Settlements kept while the store is down; the oldest go first, their leases expire by themselves."""
 RETRY_S = 0.25
+WATCH_EVERY_S = 0.8
+"""What runs under a hard budget is renewed so often: one gateway's tokens are told to the store within this
+time and read by another within it again, so that a spent budget ends a stream within 2 s."""
+GIVE_UP_S = REMEMBER_S - 60
+"""A settlement that met trouble so long ago may be counted and forgotten: it is dropped, not doubled."""
 
 _log = structlog.get_logger()
 
@@ -27,12 +40,23 @@ class Settler:
     """Owns settlements until the store has them.
 
     Args:
-        running: Requests that were admitted and have not ended.
+        running: Gives requests that were admitted and have not ended: all, or those under a hard budget.
+        on_spent: Told what their scopes have spent.
     """
 
-    def __init__(self, store: QuotaStore, running: Callable[[], Sequence[Running]]) -> None:
+    def __init__(
+        self,
+        store: QuotaStore,
+        running: Callable[[bool], Sequence[Running]],
+        on_spent: Callable[[Mapping[ScopeKey, Spent]], None],
+    ) -> None:
         self._store = store
-        self._running = running
+        self._running, self._on_spent = running, on_spent
+        self._renew_at = 0.0
+        self._is_renewing = True
+        """Whether the last renewal came through."""
+        self._tried_at: dict[RequestId, float] = {}
+        """When the settlements that met trouble met it first."""
         self._pending: dict[RequestId, Settlement] = {}
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
@@ -46,8 +70,7 @@ class Settler:
     def settle(self, settlement: Settlement) -> None:
         """Take over a settlement; returns at once."""
         if len(self._pending) >= MAX_PENDING:
-            del self._pending[next(iter(self._pending))]
-            self.num_dropped += 1
+            self._drop(next(iter(self._pending)))
         self._pending[settlement.id] = settlement
         self._idle.clear()
         self._work.set()
@@ -63,37 +86,58 @@ class Settler:
 
     async def run(self) -> None:
         """Settle and renew for ever."""
-        renew_at = time.monotonic() + RENEW_EVERY_S
+        watch_at = time.monotonic()
+        self._renew_at = watch_at + RENEW_EVERY_S
         while True:
-            if time.monotonic() >= renew_at:
-                renew_at = time.monotonic() + RENEW_EVERY_S
-                await self._renew()
+            now = time.monotonic()
+            if now >= min(watch_at, self._renew_at):
+                watch_at = now + WATCH_EVERY_S
+                await self._renew(now)
             if self._pending:
                 await self._settle_batch()
                 continue
+            self._idle.set()
             self._work.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, renew_at - time.monotonic())):
+                async with asyncio.timeout(max(0.0, min(watch_at, self._renew_at) - time.monotonic())):
                     await self._work.wait()
 
     async def _settle_batch(self) -> None:
+        now = time.monotonic()
+        for one, tried_at in list(self._tried_at.items()):
+            if now - tried_at > GIVE_UP_S:
+                self._drop(one)
         batch = [self._pending[one] for one in list(self._pending)[:MAX_BATCH]]
         try:
             await self._store.settle(batch)
         except DependencyDown:
+            for settlement in batch:
+                self._tried_at.setdefault(settlement.id, now)
             await asyncio.sleep(RETRY_S)
             return
-        for one in batch:
-            if self._pending.get(one.id) is one:
-                del self._pending[one.id]
-        if not self._pending:
-            self._idle.set()
+        for settlement in batch:
+            if self._pending.get(settlement.id) is settlement:
+                del self._pending[settlement.id]
+                self._tried_at.pop(settlement.id, None)
 
-    async def _renew(self) -> None:
-        running = self._running()
-        if not running:
-            return
+    def _drop(self, request_id: RequestId) -> None:
+        self._pending.pop(request_id, None)
+        self._tried_at.pop(request_id, None)
+        self.num_dropped += 1
+
+    async def _renew(self, now: float) -> None:
+        """Renew all leases when they are due, and until it works; else only what a hard budget watches."""
+        is_due = now >= self._renew_at
+        running = self._running(is_due)
         try:
-            await self._store.renew(running)
+            spent = await self._store.renew(running) if running else {}
         except DependencyDown:
-            _log.warning("leases_not_renewed", num_requests=len(running))
+            if self._is_renewing:
+                _log.warning("leases_not_renewed", num_requests=len(running))
+            self._is_renewing = False
+            self._renew_at = now + WATCH_EVERY_S
+            return
+        if is_due or not self._is_renewing:
+            self._renew_at = now + RENEW_EVERY_S
+        self._is_renewing = True
+        self._on_spent(spent)

@@ -57,7 +57,7 @@ class Choice:
         Raises:
             Gap: Positions are missing.
         """
-        if self.finished is not None:
+        if self.is_over:
             return 0
         skip = self._received - first_position
         if skip < 0:
@@ -74,7 +74,7 @@ class Choice:
         return len(token_ids)
 
     def end(self, reason: FinishReason) -> None:
-        """The worker says that the choice has ended; its tokens are all here."""
+        """The choice has ended with the tokens that are here: the worker says so, or it was stopped here."""
         if self._ended is None:
             self._ended = (reason, self._received)
 

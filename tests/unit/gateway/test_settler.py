@@ -2,17 +2,26 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
 
 from gateway.settler import Settler
+from gateway.stores.quota import Running, ScopeKey, Spent
 from services.domain.ids import RequestId, TenantId
 from tests.fakes.quota_memory import MemoryQuota
 from tests.fakes.quota_values import a_reservation, a_running, a_settlement, simple, use_of
 
 ACCOUNT = simple(1000, 100_000)
+
+
+def nothing(every: bool) -> list[Running]:
+    return []
+
+
+def nobody(spent: Mapping[ScopeKey, Spent]) -> None:
+    pass
 
 
 @asynccontextmanager
@@ -30,7 +39,7 @@ async def test_settlements_of_an_outage_are_kept_and_settled_afterwards(
 ) -> None:
     monkeypatch.setattr("gateway.settler.RETRY_S", 0.01)
     store = MemoryQuota(time.time)
-    settler = Settler(store, list)
+    settler = Settler(store, nothing, nobody)
     for n in range(300):
         await store.reserve(a_reservation(ACCOUNT, n, 0, 10))
     store.is_down = True
@@ -50,7 +59,7 @@ async def test_settlements_of_an_outage_are_kept_and_settled_afterwards(
 
 async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.settler.MAX_PENDING", 5)
-    settler = Settler(MemoryQuota(time.time), list)
+    settler = Settler(MemoryQuota(time.time), nothing, nobody)
     for n in range(8):
         settler.settle(a_settlement(ACCOUNT, n, ending=b"{}"))
     assert (settler.num_pending, settler.num_dropped) == (5, 3)
@@ -63,7 +72,7 @@ async def test_leases_of_running_requests_outlive_their_time_also_under_a_flow_o
 ) -> None:
     monkeypatch.setattr("gateway.settler.RENEW_EVERY_S", 0.02)
     store = MemoryQuota(time.time, lease_s=0.1)
-    settler = Settler(store, lambda: [a_running(ACCOUNT, "long")])
+    settler = Settler(store, lambda _: [a_running(ACCOUNT, "long")], nobody)
     await store.reserve(a_reservation(ACCOUNT, "long", 0, 10))
     async with running(settler):
         until = time.monotonic() + 0.4
