@@ -69,7 +69,8 @@ def fleet(core: SchedulerCore, num_workers: int) -> list[WorkerId]:
 
 def measure(policy: str, num_waiting: int, num_workers: int, num_tenants: int, seconds: float) -> float:
     """Return decisions per second with `num_waiting` requests in the queue all the time."""
-    rules = Rules(max_waiting=10**9, max_waiting_tokens=10**12)
+    # Without a grace after the boot: at its end everything that waits is looked at once.
+    rules = Rules(max_waiting=10**9, max_waiting_tokens=10**12, boot_grace_s=0.0)
     core = SchedulerCore(rules, POLICIES[policy](), 0.0)
     names = fleet(core, num_workers)
     for number in range(num_waiting):

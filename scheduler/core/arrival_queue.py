@@ -18,6 +18,8 @@ class ArrivalQueue:
         self._requests: OrderedDict[RequestKey, WaitingRequest] = OrderedDict()
         self._last_arrived = float("-inf")
         self._sorted = True
+        self._first: WaitingRequest | None = None
+        """Kept when it is known: a head is looked at far more often than it changes."""
         self.num_tokens = 0
 
     def __len__(self) -> int:
@@ -28,17 +30,21 @@ class ArrivalQueue:
         self._sorted = self._sorted and request.arrived >= self._last_arrived
         self._last_arrived = max(self._last_arrived, request.arrived)
         self._requests[request.key] = request
+        if not self._sorted:
+            self._first = None
         self.num_tokens += request.acquire.num_prompt_tokens
 
     def remove(self, request: WaitingRequest) -> None:
         del self._requests[request.key]
+        if request is self._first:
+            self._first = None
         self.num_tokens -= request.acquire.num_prompt_tokens
 
     @property
     def first(self) -> WaitingRequest:
-        if not self._sorted:
-            self._sort()
-        return next(iter(self._requests.values()))
+        if self._first is None:
+            self._first = next(iter(self))
+        return self._first
 
     def __iter__(self) -> Iterator[WaitingRequest]:
         if not self._sorted:

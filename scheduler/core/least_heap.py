@@ -5,7 +5,7 @@ without changing anything. `num_moves` counts places written and looked at, so t
 """
 
 import heapq
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Iterator
 from typing import Generic, Protocol, TypeVar
 
 
@@ -50,26 +50,29 @@ class LeastHeap(Generic[Item]):
         self._up(item)
         self._down(item)
 
-    def least(self, most: int, within: float, skip: Container[Item]) -> list[Item]:
+    def least(self, most: int, within: float, skip: Collection[Item]) -> list[Item]:
         """Return up to `most` of the least that are not to be skipped, and no more than `within` above the
         first of them."""
-        items, found, limit = self._items, list[Item](), float("inf")
+        items, size, limit = self._items, len(self._items), float("inf")
+        found: list[Item] = []
         border = [(items[0].order, 0)] if items else []
         while border and len(found) < most:
-            order, place = heapq.heappop(border)
+            order, place = border[0]
             if order[0] > limit:
                 break
             self.num_moves += 1
             item = items[place]
-            if item not in skip:
+            if not skip or item not in skip:
                 if not found:
                     limit = order[0] + within
                 found.append(item)
             child = 2 * place + 1
-            if child < len(items):
-                heapq.heappush(border, (items[child].order, child))
-                if child + 1 < len(items):
+            if child < size:
+                heapq.heapreplace(border, (items[child].order, child))
+                if child + 1 < size:
                     heapq.heappush(border, (items[child + 1].order, child + 1))
+            else:
+                heapq.heappop(border)
         return found
 
     def __iter__(self) -> Iterator[Item]:

@@ -7,7 +7,6 @@ no other queue and no time.
 import heapq
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from operator import itemgetter
 from types import MappingProxyType
 
 from scheduler.core.arrival_queue import ArrivalQueue
@@ -73,9 +72,6 @@ class TenantShare:
         """Requests placed that have not ended."""
         self.passed = 0
         """Times that a longer prefix went before its head."""
-
-
-_BY_PREFIX = itemgetter(0, 1)
 
 
 class ShareQueue:
@@ -181,11 +177,15 @@ class ShareQueue:
             self._hold(held)
         rules = self._rules
         window = self._window = self._active.least(rules.window, rules.quantum, self._held)
-        heads = [(share.passed < rules.max_passes, -_prefix(share.waiting.first), share) for share in window]
+        heads = [share.waiting.first for share in window]
         if len(heads) > 1:
-            heads.sort(key=_BY_PREFIX)
-        for _, _, share in heads:
-            yield share.waiting.first
+            ranks = [
+                (share.passed < rules.max_passes, -_prefix(head), place, head)
+                for place, (share, head) in enumerate(zip(window, heads, strict=True))
+            ]
+            ranks.sort()
+            heads = [rank[3] for rank in ranks]
+        yield from heads
         yield from self._followers(window)
 
     # Inside
