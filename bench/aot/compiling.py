@@ -53,7 +53,12 @@ def compile_kernel(kernel: AotKernel, chip_name: str) -> Resources:
         {(index,): [["tt.divisibility", 16]] for index in divisible},
     )
     # Fusing a product into a sum is a rounding less: it is written out where it is wanted, and nowhere else.
-    options = {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages, "enable_fp_fusion": False}
+    options = {
+        "num_warps": kernel.num_warps,
+        "num_stages": kernel.num_stages,
+        "enable_fp_fusion": False,
+        **kernel.options,
+    }
     compiled = triton.compile(
         source, target=GPUTarget(chip.backend, chip.arch, chip.warp_size), options=options
     )

@@ -35,3 +35,5 @@ class AotKernel:
     """Integer arguments that are multiples of 16 in every launch; pointers always are, of 16 bytes."""
     num_warps: int = 4
     num_stages: int = 3
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Other options of the launch, such as AMD's `matrix_instr_nonkdim`."""

@@ -1,0 +1,133 @@
+"""Which tiles a product is launched with: the committed table `linear_tuning.json` by chip, format and shape.
+
+What was measured on a chip says when and on what; a chip that never was is labelled `untuned` and has one
+entry per format, for all shapes. Nothing is measured while serving.
+
+`splits` and `block_k` decide bits, so they are a shape's, whatever the number of rows; all else is free per
+step of the ladder.
+
+Knows the table and nothing of what is launched.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+TABLE = Path(__file__).with_suffix(".json")
+UNTUNED = "untuned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """How one product is launched."""
+
+    block_n: int
+    """Rows of W of a program."""
+    block_m: int
+    """Rows of x of a program."""
+    block_k: int
+    """Columns of one step of the sum."""
+    splits: int
+    """Pieces of K that are summed by themselves."""
+    is_parallel: bool
+    """Whether each piece has a program of its own, which costs room for its sums."""
+    num_warps: int
+    num_stages: int
+
+
+def label(chip: str) -> str:
+    """Return when and on what the chip's entries were measured, or `untuned`."""
+    return str(_table()[chip]["measured"] or UNTUNED)
+
+
+def tile(chip: str, kind: str, *, out_features: int, in_features: int, num_rows: int) -> Tile:
+    """Return the tile for a product.
+
+    Args:
+        chip: One of `aot.CHIPS`.
+        kind: `fp32`, `bf16` (any dense 16-bit), or a quantised one with its group, such as `w8a16-g64`,
+            `w4a16-g128`, `w8a8-g32`.
+        out_features: Rows of W.
+        in_features: Columns of W.
+        num_rows: Rows of x.
+    """
+    entry = _entry(chip, kind, out_features, in_features)
+    step = next((step for step in entry["ladder"] if num_rows <= step["rows"]), entry["ladder"][-1])
+    splits = entry.get("splits") or default_splits(
+        out_features, in_features, block_n=entry["ladder"][0]["block_n"], programs=entry["programs"]
+    )
+    # With many rows there are programs enough: one sums all pieces, and nothing is written twice.
+    return _tile(entry, step, splits, is_parallel=splits > 1 and num_rows <= entry["parallel_rows"])
+
+
+def default_splits(out_features: int, in_features: int, *, block_n: int, programs: int) -> int:
+    """Return into how many pieces K is cut so that a few rows occupy a chip; a function of the shape alone.
+
+    The least power of two that gives so many programs; pieces stay at least 512 columns long.
+
+    Worked number: 4096 x 4096 in tiles of 64 rows, 99 programs wanted: 64 tiles, so 2 splits make 128.
+    """
+    splits = 1
+    while splits * -(-out_features // block_n) < programs and in_features // (2 * splits) >= 512:
+        splits *= 2
+    return splits
+
+
+def kinds(chip: str) -> list[str]:
+    """Return the formats that a chip has entries for."""
+    return sorted(_table()[chip]["kinds"])
+
+
+def ladder(chip: str, kind: str) -> list[Tile]:
+    """Return every tile that a format may be launched with, for compiling them ahead of time."""
+    found: dict[Tile, None] = {}
+    for entry in _table()[chip]["kinds"][kind]:
+        for step in entry["ladder"]:
+            found[_tile(entry, step, splits=2, is_parallel=step["rows"] <= entry["parallel_rows"])] = None
+    return list(found)
+
+
+def numerics(chip: str) -> str:
+    """Return a digest of everything in the chip's part that decides bits."""
+    decisive = {
+        kind: [
+            [
+                entry["shape"],
+                entry["block_k"],
+                entry.get("splits"),
+                entry["programs"],
+                entry["ladder"][0]["block_n"],
+            ]
+            for entry in entries
+        ]
+        for kind, entries in _table()[chip]["kinds"].items()
+    }
+    return hashlib.sha256(json.dumps([chip, decisive], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _entry(chip: str, kind: str, out_features: int, in_features: int) -> dict[str, Any]:
+    """Return the entry of a shape, else the one for all shapes, which comes last."""
+    entries: list[dict[str, Any]] = _table()[chip]["kinds"][kind]
+    shape = f"{out_features}x{in_features}"
+    return next(entry for entry in entries if entry["shape"] in (shape, "*"))
+
+
+def _tile(entry: dict[str, Any], step: dict[str, Any], splits: int, *, is_parallel: bool) -> Tile:
+    return Tile(
+        block_n=step["block_n"],
+        block_m=step["block_m"],
+        block_k=entry["block_k"],
+        splits=splits,
+        is_parallel=is_parallel,
+        num_warps=step["num_warps"],
+        num_stages=step["num_stages"],
+    )
+
+
+@cache
+def _table() -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(TABLE.read_text())
+    return table
