@@ -1,14 +1,16 @@
-"""The quota stores that one suite holds for."""
+"""The implementations that one suite holds for, where several files make it up."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from gateway.stores.quota import QuotaStore
 from gateway.stores.quota_redis import RedisQuota
 from services.chassis.redis import connect
+from tests.fakes.contract_executors import EXECUTORS, NUM_PAGES
 from tests.fakes.quota_memory import MemoryQuota
+from worker.executors.base import Executor
 
 LEASE_S = 0.2
 
@@ -21,3 +23,11 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[QuotaStore]:
     redis = connect(request.getfixturevalue("valkey_url"), limit_s=2.0)
     yield RedisQuota(redis, lease_s=LEASE_S)
     await redis.close()
+
+
+@pytest.fixture(params=list(EXECUTORS))
+def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
+    made = EXECUTORS[request.param]()
+    made.allocate(NUM_PAGES)
+    yield made
+    made.close()

@@ -1,0 +1,129 @@
+"""The executors that keep one contract, and steps made of them by hand.
+
+An implementation joins by adding a factory to `EXECUTORS`; it gives an executor with a vocabulary of at least
+200 ids whose memory is not allocated yet.
+"""
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from services.domain.generation import SamplingParams
+from services.domain.kv_layout import KvFormat
+from worker.engine.batch import Batch, SampleRow, StepResult
+from worker.executors.base import Executor
+from worker.executors.native.library import Compute
+from worker.executors.sim import SimConfig, SimExecutor
+
+PAGE = 16
+NUM_PAGES = 32
+
+
+def sim() -> Executor:
+    return SimExecutor(SimConfig(vocab_size=500, time_scale=0))
+
+
+def tiny_torch() -> Executor:
+    # Imports of seconds, which the other implementations do not need.
+    from tests.unit.executors.tiny_models import make_model, save_folder
+    from worker.executors.torch_executor import load_torch_executor
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = save_folder(make_model("llama", vocab_size=256), Path(folder))
+        return load_torch_executor(path, model_name="tiny", num_threads=1)
+
+
+def tiny_native(
+    kv_format: KvFormat = KvFormat.F32, compute: Compute = Compute.F32, kind: str = ""
+) -> Executor:
+    from tests.unit.executors.native_models import load_native
+    from tests.unit.executors.tiny_models import make_model, save_folder, save_gguf
+
+    model = make_model("llama", vocab_size=256)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path = save_gguf(model, folder / "tiny.gguf", kind) if kind else save_folder(model, folder / "model")
+        return load_native(path, folder, kv_format=kv_format, compute=compute, num_threads=2)
+
+
+EXECUTORS: dict[str, Callable[[], Executor]] = {
+    "sim": sim,
+    "torch": tiny_torch,
+    "native": tiny_native,
+    "native-bf16": partial(tiny_native, KvFormat.BF16, Compute.F32, "F16"),
+    "native-int8": partial(tiny_native, KvFormat.INT8, Compute.INT8, "Q4_0"),
+}
+
+
+class Sequence:
+    """One sequence with pages of its own."""
+
+    def __init__(
+        self, prompt_ids: list[int], pages: list[int], params: SamplingParams, forbidden: frozenset[int]
+    ) -> None:
+        self.prompt_ids = prompt_ids
+        self.output_ids: list[int] = []
+        self.pages = pages
+        self.params = params
+        self.forbidden = forbidden
+        self.num_computed = 0
+
+    def tokens(self) -> list[int]:
+        return [*self.prompt_ids, *self.output_ids]
+
+    def row(self) -> SampleRow:
+        return SampleRow(
+            params=self.params,
+            choice=0,
+            position=len(self.output_ids),
+            prompt_ids=self.prompt_ids,
+            output_ids=list(self.output_ids),
+            forbidden_ids=self.forbidden,
+        )
+
+
+def sequence(
+    seed: int, length: int, pages: list[int], forbidden: frozenset[int] = frozenset(), **params: object
+) -> Sequence:
+    ids = np.random.default_rng(seed).integers(0, 200, length).tolist()
+    return Sequence(ids, pages, SamplingParams(seed=seed, **params), forbidden)  # type: ignore[arg-type]
+
+
+def step(executor: Executor, work: list[tuple[Sequence, int]]) -> StepResult:
+    """Compute the next `count` tokens of each sequence, and append what is drawn."""
+    ids: list[int] = []
+    positions: list[int] = []
+    ends: list[int] = []
+    for seq, count in work:
+        ids += seq.tokens()[seq.num_computed : seq.num_computed + count]
+        positions += range(seq.num_computed, seq.num_computed + count)
+        seq.num_computed += count
+        ends.append(len(ids))
+    sampled = [i for i, (seq, _) in enumerate(work) if seq.num_computed == len(seq.tokens())]
+    width = max(len(seq.pages) for seq, _ in work)
+    table = np.zeros((len(work), width), np.int32)
+    for i, (seq, _) in enumerate(work):
+        table[i, : len(seq.pages)] = seq.pages
+    result = executor.execute(
+        Batch(
+            ids=np.array(ids, np.int32),
+            positions=np.array(positions, np.int32),
+            query_start=np.array([0, *ends], np.int32),
+            context_len=np.array([seq.num_computed for seq, _ in work], np.int32),
+            page_table=table,
+            out_rows=np.array([ends[i] - 1 for i in sampled], np.int32),
+            sampling=tuple(work[i][0].row() for i in sampled),
+        )
+    )
+    for i, token in zip(sampled, result.token_ids.tolist(), strict=True):
+        work[i][0].output_ids.append(token)
+    return result
+
+
+def generate(executor: Executor, seq: Sequence, count: int, chunk: int = 1000) -> list[int]:
+    while len(seq.output_ids) < count:
+        step(executor, [(seq, min(chunk, len(seq.tokens()) - seq.num_computed))])
+    return seq.output_ids
