@@ -20,7 +20,7 @@ from gateway.stores.quota import (
     Settlement,
     Spent,
 )
-from services.domain.errors import DependencyDown
+from services.domain.errors import DependencyDown, NotRun
 from services.domain.ids import RequestId, TenantId
 
 MAX_BATCH = 128
@@ -110,9 +110,13 @@ class Settler:
         batch = [self._pending[one] for one in list(self._pending)[:MAX_BATCH]]
         try:
             await self._store.settle(batch)
-        except DependencyDown:
+        except DependencyDown as error:
             for settlement in batch:
-                self._tried_at.setdefault(settlement.id, now)
+                if not isinstance(error, NotRun):
+                    self._tried_at.setdefault(settlement.id, now)
+                # To the end, so that the store and the outage's policy hear of all in turn.
+                if self._pending.pop(settlement.id, None) is not None:
+                    self._pending[settlement.id] = settlement
             await asyncio.sleep(RETRY_S)
             return
         for settlement in batch:

@@ -20,6 +20,7 @@ from gateway.keyring import Keyring
 from gateway.live_table import LiveTable
 from gateway.models import LocalModel, ModelBook
 from gateway.observation import GatewayMetrics
+from gateway.outage import OutagePolicy
 from gateway.prompts import PromptEncoder
 from gateway.queries import Queries
 from gateway.settler import Settler
@@ -109,13 +110,14 @@ def build_parts(
     book = ModelBook(models, lambda: scheduler.models)
     encoder = PromptEncoder(executor, gateway_metrics.tokenized)
     table = LiveTable(max_live)
+    store = OutagePolicy(quota)
     budgets = Budgets(table)
-    settler = Settler(quota, budgets.running, budgets.enforce)
+    settler = Settler(store, budgets.running, budgets.enforce)
     generate = Generate(
         auth=auth,
         models=book,
         encoder=encoder,
-        quota=quota,
+        quota=store,
         settler=settler,
         places=scheduler,
         workers=workers,

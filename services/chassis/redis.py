@@ -16,7 +16,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from services.chassis.redis_pipe import NUM_SLICES, RedisPipe, Value
-from services.domain.errors import DependencyDown
+from services.domain.errors import DependencyDown, NotRun
 
 CALL_LIMIT_S = 0.05
 
@@ -118,7 +118,8 @@ class RedisStore:
         """Run one command.
 
         Raises:
-            DependencyDown: Redis did not answer in time, or the breaker is open.
+            DependencyDown: Redis did not answer in time, or the breaker is open; NotRun where it surely did
+                nothing.
         """
         return (await self.pipeline([command], limit_s=limit_s))[0]
 
@@ -149,18 +150,22 @@ class RedisStore:
             DependencyDown: As `execute`. Some of the commands may have run.
         """
         if not self._breaker.try_pass(time.monotonic()):
-            raise DependencyDown("redis does not answer; calls are held back for a moment")
+            raise NotRun("redis does not answer; calls are held back for a moment")
+        pipe = self._opened()
         try:
-            replies = await self._opened().send(commands, self._limit_s if limit_s is None else limit_s)
+            replies = await pipe.send(commands, self._limit_s if limit_s is None else limit_s)
         except _TROUBLE as exc:
-            raise _down(exc) from exc
+            raise _down(exc, DependencyDown if pipe.is_open else NotRun) from exc
         except BaseException:
             self._breaker.gave_up()
             raise
         error = next((reply for reply in replies if isinstance(reply, Exception)), None)
-        if isinstance(error, _TROUBLE):
+        if isinstance(error, _TROUBLE) or str(error).startswith(_UNABLE):
+            assert error is not None
             self._failed(error)
-            raise _down(error) from error
+            if isinstance(error, redis.exceptions.ReadOnlyError):
+                pipe.give_up(error)  # A new connection may find the new primary.
+            raise _down(error, NotRun if len(commands) == 1 else DependencyDown) from error
         if not self.is_up:
             _log.info("redis_up")
         self._breaker.succeeded()
@@ -186,8 +191,8 @@ class RedisStore:
             _log.error("redis_down", error=type(error).__name__)
 
 
-def _down(error: BaseException) -> DependencyDown:
-    return DependencyDown(f"redis does not answer ({type(error).__name__})")
+def _down(error: BaseException, kind: type[DependencyDown]) -> DependencyDown:
+    return kind(f"redis does not answer ({type(error).__name__})")
 
 
 _TROUBLE = (
@@ -199,3 +204,5 @@ _TROUBLE = (
     redis.exceptions.OutOfMemoryError,
     redis.exceptions.ClusterDownError,
 )
+_UNABLE = ("NOREPLICAS ", "MISCONF ", "BUSY ")
+"""Beginnings of error replies by which Redis takes no command just now."""

@@ -57,6 +57,8 @@ class RedisPipe:
         """Number of slices that were over while somebody waited."""
         self._heard = 0
         """The slice of the last sign of life."""
+        self.is_open = False
+        """Whether it ever was connected: before, nothing was sent."""
         self.is_lost = False
         self._work = asyncio.create_task(self._run(), name="redis-pipe")
 
@@ -83,6 +85,10 @@ class RedisPipe:
             self._arm()
         return call.future
 
+    def give_up(self, error: BaseException) -> None:
+        """Close the connection, which leads to the wrong server; what still waits fails with `error`."""
+        self._lose(error)
+
     async def close(self) -> None:
         """Close the connection; what still waits fails."""
         self._lose(ConnectionError("the connection was closed here"))
@@ -91,7 +97,7 @@ class RedisPipe:
     async def _run(self) -> None:
         try:
             await self._connection.connect()
-            self._heard = self._slice
+            self._heard, self.is_open = self._slice, True
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._write(), name="redis-write")
                 group.create_task(self._read(), name="redis-read")

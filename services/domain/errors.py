@@ -170,6 +170,10 @@ class DependencyDown(ServeError):
     reason = "DEPENDENCY_DOWN"
 
 
+class NotRun(DependencyDown):
+    """As DependencyDown, and the call surely did nothing there."""
+
+
 class LimitExpired(ServeError):
     """The queue, first-token or total limit ran out (-> DEADLINE_EXCEEDED, with usage so far)."""
 

@@ -1,0 +1,79 @@
+"""Outages of a real store: each tenant's declared policy holds, nothing hangs, and all heals by itself."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from gateway.outage import OutagePolicy
+from gateway.stores.quota_redis import RedisQuota
+from services.chassis.redis import RedisStore, connect
+from services.domain.errors import DependencyDown
+from services.domain.limits import Allowance, Limits
+from tests.fakes.quota_values import a_reservation, a_running, a_settlement, an_account, use_of
+from tests.fakes.valkey import Valkey, eventually
+
+REFUSES = an_account(Limits())
+ALLOWS = an_account(Limits(), allowance=Allowance(max_concurrency=3, tokens=350))
+
+
+async def granted(store: OutagePolicy, names: range) -> list[int]:
+    """Try to reserve 100 tokens for each name; return those admitted."""
+    admitted = []
+    for name in names:
+        with contextlib.suppress(DependencyDown):
+            await store.reserve(a_reservation(ALLOWS, name))
+            admitted.append(name)
+    return admitted
+
+
+async def answers(redis: RedisStore) -> bool:
+    try:
+        await redis.execute("PING")
+    except DependencyDown:
+        return False
+    return True
+
+
+@pytest.mark.failure("B152")
+@pytest.mark.parametrize("trouble", ["down", "read-only", "no replicas"])
+async def test_without_the_store_a_tenant_gets_its_allowance_and_no_more(
+    tmp_path: Path, trouble: str
+) -> None:
+    valkey = Valkey(tmp_path)
+    await valkey.start()
+    redis, admin = connect(valkey.url, limit_s=2.0), connect(valkey.url, limit_s=2.0)
+    store = OutagePolicy(RedisQuota(redis))
+    await store.reserve(a_reservation(ALLOWS, "before"))
+    if trouble == "down":
+        await valkey.stop()
+    elif trouble == "read-only":
+        await admin.execute("REPLICAOF", "127.0.0.1", "1")
+    else:
+        await admin.execute("CONFIG", "SET", "min-replicas-to-write", "1")
+    with pytest.raises(DependencyDown, match="redis does not answer"):
+        await store.reserve(a_reservation(REFUSES))
+    assert await granted(store, range(10)) == [0, 1, 2]
+    # One ended with less than its worst case: its slot is free, and its tokens count as used.
+    with pytest.raises(DependencyDown):
+        await store.settle([a_settlement(ALLOWS, 0, output=30)])
+    assert await granted(store, range(10, 20)) == [10]
+    if trouble == "down":
+        await valkey.start()
+    elif trouble == "read-only":
+        await admin.execute("REPLICAOF", "NO", "ONE")
+    else:
+        await admin.execute("CONFIG", "SET", "min-replicas-to-write", "0")
+    await eventually(lambda: answers(redis))
+    await store.renew([a_running(ALLOWS, name) for name in (1, 2, 10)])
+    await store.settle([a_settlement(ALLOWS, 0, output=30)])
+    await store.settle([a_settlement(ALLOWS, 0, output=30)])
+    use = await use_of(store, ALLOWS)
+    assert (store.num_granted, use.day_spent) == (0, 40)
+    assert use.num_leases == (3 if trouble == "down" else 4), "an empty store learns of what runs"
+    await store.settle([a_settlement(ALLOWS, name, 0, 0) for name in ("before", 1, 2, 10)])
+    use = await use_of(store, ALLOWS)
+    assert (use.num_leases, use.reserved_tokens, use.day_charged) == (0, 0, 40)
+    await asyncio.gather(redis.close(), admin.close())
+    await valkey.stop()
