@@ -13,6 +13,7 @@ from services.domain.errors import DependencyDown
 from services.domain.limits import Allowance, Limits
 from tests.fakes.quota_values import a_reservation, a_running, a_settlement, an_account, use_of
 from tests.fakes.valkey import Valkey, eventually
+from tests.unit.chassis.test_chassis_redis import Proxy
 
 REFUSES = an_account(Limits())
 ALLOWS = an_account(Limits(), allowance=Allowance(max_concurrency=3, tokens=350))
@@ -77,3 +78,22 @@ async def test_without_the_store_a_tenant_gets_its_allowance_and_no_more(
     assert (use.num_leases, use.reserved_tokens, use.day_charged) == (0, 0, 40)
     await asyncio.gather(redis.close(), admin.close())
     await valkey.stop()
+
+
+@pytest.mark.failure("B152")
+async def test_a_store_too_slow_for_reservations_still_hears_of_what_runs(valkey_url: str) -> None:
+    account = an_account(Limits(), allowance=Allowance(max_concurrency=1, tokens=100))
+    async with Proxy(int(valkey_url.rsplit(":", 1)[1].split("/")[0])).running() as proxy:
+        url = f"redis://127.0.0.1:{proxy.port}/0"
+        redis, background = connect(url, limit_s=0.05), connect(url, limit_s=5.0)
+        store = OutagePolicy(RedisQuota(redis, background))
+        assert await answers(background)
+        proxy.delay_s = 0.3
+        for name in range(3):
+            await store.reserve(a_reservation(account, name))
+            assert store.num_granted == 1
+            await store.settle([a_settlement(account, name)])
+            assert store.num_granted == 0
+        use = await use_of(store, account)
+        assert (use.num_leases, use.day_spent) == (0, 120), "each counts once, however late it was reserved"
+        await asyncio.gather(redis.close(), background.close())
