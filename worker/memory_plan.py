@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import product
+from math import prod
 from typing import TypeVar
 
 from services.domain.capacity import pages_for
@@ -19,6 +20,7 @@ HEADROOM = 0.125
 PROCESS_BYTES = 110 << 20
 """What a worker process takes before its model: interpreter, gRPC, telemetry, code."""
 _FLOAT_BYTES = 4
+_KEPT_FLOAT = frozenset({"embedding", "head"})
 _GROUP = 32
 
 
@@ -71,6 +73,8 @@ class Setup:
     weights: WeightStorage
     kv: KvFormat
     workload: Workload
+    shipped_bytes: int | None = None
+    """What the weights take as their files hold them; then `weights` only says what that is most like."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,21 +102,18 @@ class MemoryPlan:
         return self.total_bytes <= self.budget_bytes
 
 
-def plan_memory(
-    plan: Plan, setup: Setup, budget_bytes: int, *, weight_bytes: int | None = None
-) -> MemoryPlan:
+def plan_memory(plan: Plan, setup: Setup, budget_bytes: int) -> MemoryPlan:
     """Add up what `setup` takes.
 
-    Worked number: 135M parameters as int4 at 5 bits are 84 MB; 32 requests of 1,800 tokens, in int8 KV of 30
-    layers and 3 heads of 64, take 32 * 113 pages of 195,840 bytes, 708 MB.
+    Worked number: 135M parameters as int4 at 5 bits, 28M of them an embedding of 16, are 123 MB; 32 requests
+    of 1,800 tokens, in int8 KV of 30 layers and 3 heads of 64, take 32 * 113 pages of 195,840 bytes, 708 MB.
 
     Args:
         plan: The model.
         budget_bytes: Memory that the worker may take.
-        weight_bytes: What the weights take, where it is known better than by `setup.weights`.
     """
     load = setup.workload
-    weights = weights_of(plan, setup.weights) if weight_bytes is None else weight_bytes
+    weights = _weight_bytes(plan, setup)
     page_bytes = page_bytes_of(plan, setup.kv, load.page_size)
     sequence_bytes = page_bytes * pages_for(load.prompt_tokens + load.output_tokens, load.page_size)
     longest_bytes = page_bytes * pages_for(load.context_tokens, load.page_size)
@@ -145,21 +146,19 @@ def changes_that_fit(plan: Plan, setup: Setup, budget_bytes: int) -> list[Memory
 
 def _single_changes(plan: Plan, setup: Setup, budget: int) -> Iterator[MemoryPlan | None]:
     yield _first_that_fits(plan, (replace(setup, kv=kv) for kv in _narrower(setup.kv)), budget)
-    yield _first_that_fits(plan, (replace(setup, weights=w) for w in _narrower(setup.weights)), budget)
+    yield _first_that_fits(plan, (_stored_as(setup, w) for w in _narrower(setup.weights)), budget)
     yield _with_fewer_requests(plan, setup, budget)
     yield _with_less_context(plan, setup, budget)
 
 
 def _combined(plan: Plan, setup: Setup, budget: int) -> list[MemoryPlan]:
     formats = [
-        replace(setup, kv=kv, weights=weights)
+        replace(_stored_as(setup, weights), kv=kv)
         for kv, weights in product(
             (setup.kv, *_narrower(setup.kv)), (setup.weights, *_narrower(setup.weights))
         )
     ]
-    formats.sort(
-        key=lambda one: weights_of(plan, one.weights) + page_bytes_of(plan, one.kv, 16), reverse=True
-    )
+    formats.sort(key=lambda one: _weight_bytes(plan, one) + page_bytes_of(plan, one.kv, 16), reverse=True)
     smallest = formats[-1]
     shortest = replace(
         smallest, workload=replace(smallest.workload, context_tokens=_shortest(setup.workload))
@@ -192,6 +191,14 @@ def _with_less_context(plan: Plan, setup: Setup, budget: int) -> MemoryPlan | No
     return plan_memory(plan, replace(setup, workload=replace(load, context_tokens=context)), budget)
 
 
+def _stored_as(setup: Setup, weights: WeightStorage) -> Setup:
+    return setup if weights is setup.weights else replace(setup, weights=weights, shipped_bytes=None)
+
+
+def _weight_bytes(plan: Plan, setup: Setup) -> int:
+    return weights_of(plan, setup.weights) if setup.shipped_bytes is None else setup.shipped_bytes
+
+
 def _shortest(load: Workload) -> int:
     return load.prompt_tokens + load.output_tokens
 
@@ -208,14 +215,20 @@ def _narrower(now: Format) -> list[Format]:
 
 
 def weights_of(plan: Plan, storage: WeightStorage) -> int:
-    """Return the bytes of all parameters with matrices in `storage`. A tied embedding counts once."""
+    """Return the bytes of all parameters with matrices in `storage`. A tied embedding counts once.
+
+    Embedding and head keep 16 bits under int8 and int4, as `quire quantize` leaves them.
+    """
     total = 0
-    for shape in plan.parameters.values():
-        count = 1
-        for size in shape:
-            count *= size
-        total += int(count * (storage.bits if len(shape) == 2 else 32)) // 8
+    for name, shape in plan.parameters.items():
+        bits = max(storage.bits, 16.0) if name in _KEPT_FLOAT else storage.bits
+        total += int(prod(shape) * (bits if len(shape) == 2 else 32)) // 8
     return total
+
+
+def nearest_storage(plan: Plan, shipped_bytes: int) -> WeightStorage:
+    """Return the storage whose size is nearest to what the files hold."""
+    return min(WeightStorage, key=lambda storage: abs(weights_of(plan, storage) - shipped_bytes))
 
 
 def page_bytes_of(plan: Plan, kv: KvFormat, page_size: int) -> int:

@@ -1,21 +1,28 @@
 """`quire plan`: what a model takes in memory, what fits, and what to change where it is too much."""
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
 from services.artifacts.artifact import open_artifact
 from services.artifacts.errors import ArtifactError
 from services.artifacts.fetch import resolve
+from services.artifacts.model_folder import normalise_config, read_json
 from services.chassis.config import parse_bytes
 from services.chassis.fatal import ConfigError, FatalError
 from services.commands.output import add_output_flags, console, print_json
 from services.domain.kv_layout import PAGE_SIZES, KvFormat
-from worker.memory_plan import MemoryPlan, Setup, WeightStorage, Workload, changes_that_fit, plan_memory
+from worker.memory_plan import (
+    MemoryPlan,
+    Setup,
+    WeightStorage,
+    Workload,
+    changes_that_fit,
+    nearest_storage,
+    plan_memory,
+)
 from worker.models.errors import UnsupportedModel
 from worker.models.registry import build_model
 from worker.plan.op import Plan
@@ -31,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         budget = parse_bytes(args.memory)
     except ValueError as exc:
         raise ConfigError(f"--memory: {exc}") from exc
-    plan, max_positions = _model(args.model)
+    plan, max_positions, shipped_bytes = _model(args.model)
     try:
         workload = Workload(
             context_tokens=args.context or max_positions,
@@ -44,7 +51,8 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"quire plan: {exc}") from exc
     if workload.context_tokens > max_positions:
         raise ConfigError(f"--context {workload.context_tokens} is more than the model's {max_positions}")
-    setup = Setup(weights=WeightStorage(args.weights), kv=KvFormat(args.kv), workload=workload)
+    weights, shipped_bytes = _weights(plan, args.weights, shipped_bytes)
+    setup = Setup(weights=weights, kv=KvFormat(args.kv), workload=workload, shipped_bytes=shipped_bytes)
     wanted = plan_memory(plan, setup, budget)
     changes = [] if wanted.fits else changes_that_fit(plan, setup, budget)
     if args.json:
@@ -68,15 +76,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--prompt", type=int, default=1500, help="tokens of a typical prompt [1500]")
     parser.add_argument("--output", type=int, default=300, help="tokens of a typical answer [300]")
     parser.add_argument("--concurrency", type=int, default=32, help="requests at once [32]")
-    parser.add_argument("--weights", choices=[*WeightStorage], default=WeightStorage.BF16, help="[bf16]")
+    parser.add_argument(
+        "--weights", choices=[*WeightStorage], help="[as the files hold them; bf16 for a config.json alone]"
+    )
     parser.add_argument("--kv", choices=[*KvFormat], default=KvFormat.BF16, help="[bf16]")
     parser.add_argument("--page-size", type=int, choices=PAGE_SIZES, default=16, help="tokens in a page [16]")
     add_output_flags(parser)
     return parser
 
 
-def _model(name: str) -> tuple[Plan, int]:
-    """Return the plan of what `name` means and its longest context.
+def _weights(plan: Plan, wanted: str | None, shipped_bytes: int | None) -> tuple[WeightStorage, int | None]:
+    """Return how weights are stored, and their bytes where the files say them."""
+    if wanted is not None or shipped_bytes is None:
+        return WeightStorage(wanted or WeightStorage.BF16), None
+    return nearest_storage(plan, shipped_bytes), shipped_bytes
+
+
+def _model(name: str) -> tuple[Plan, int, int | None]:
+    """Return the plan of what `name` means, its longest context, and its tensors' bytes if they are here.
 
     Raises:
         FatalError: It cannot be read, or is no model that we compute.
@@ -84,22 +101,27 @@ def _model(name: str) -> tuple[Plan, int]:
     path = Path(name).expanduser()
     try:
         if path.name.endswith(".json") and path.is_file():
-            config: dict[str, Any] = json.loads(path.read_text())
+            config, shipped_bytes = normalise_config(read_json(path)), None
         else:
-            config = dict(open_artifact(resolve(name)).config)
+            artifact = open_artifact(resolve(name))
+            config = dict(artifact.config)
+            shipped_bytes = sum(tensor.num_bytes for tensor in artifact.tensors.values())
+        # How matrices are packed changes no shape.
+        config.pop("quantization_config", None)
         model = build_model(config)
     except (ArtifactError, UnsupportedModel) as exc:
         raise FatalError(f"{name}: {exc}" if isinstance(exc, UnsupportedModel) else str(exc)) from exc
     except (OSError, ValueError) as exc:
         raise FatalError(f"{path}: not a readable config.json ({exc})") from exc
-    return model.plan, model.config.max_positions
+    return model.plan, model.config.max_positions, shipped_bytes
 
 
 def _show(plan: Plan, setup: Setup, wanted: MemoryPlan, changes: Sequence[MemoryPlan]) -> None:
     load = setup.workload
     screen = console()
     table = Table("what", "takes", "how", box=None, pad_edge=False)
-    table.add_row("weights", _size(wanted.weight_bytes), setup.weights)
+    held = setup.weights if setup.shipped_bytes is None else "as the files hold them"
+    table.add_row("weights", _size(wanted.weight_bytes), held)
     table.add_row(
         "KV",
         _size(wanted.kv_bytes),
@@ -148,7 +170,7 @@ def _as_map(found: MemoryPlan) -> dict[str, object]:
     load = found.setup.workload
     return {
         "fits": found.fits,
-        "weights": found.setup.weights,
+        "weights": found.setup.weights if found.setup.shipped_bytes is None else "shipped",
         "kv": found.setup.kv,
         "context_tokens": load.context_tokens,
         "concurrency": load.concurrency,

@@ -132,5 +132,5 @@ def test_bad_flags_are_named(tmp_path: Path, flags: list[str], error: type[Excep
 def test_a_config_of_no_model_is_refused_by_its_file(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text("{")
-    with pytest.raises(FatalError, match=r"config\.json: not a readable"):
+    with pytest.raises(FatalError, match=r"config\.json: cannot be read"):
         main([str(path), "--memory", "1GB"])
