@@ -168,7 +168,7 @@ class Generate:
     async def _prepare(self, run: Run, caller: Caller) -> None:
         """Do everything up to the request's submission, or until only the place is missing."""
         request, tenant = run.request, run.live.tenant
-        model = self.models.find(request.model)
+        model = self.models.find_for(tenant, request.model)
         run.model = model.local.name
         options = check(request, tenant, model.profile, secrets.randbits(64))
         salt = self.auth.salt_of(tenant.id, request.cache_salt)

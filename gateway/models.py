@@ -11,7 +11,8 @@ from typing import Protocol
 from gateway.core.request import ChatTurn
 from gateway.core.validation import ModelProfile
 from services.artifacts.artifact import open_artifact
-from services.domain.errors import ErrorDetail, NoWorker, UnknownModel
+from services.domain.errors import ErrorDetail, NotYours, NoWorker, UnknownModel
+from services.domain.tenant import Tenant
 from services.rpc.gateway_values import ModelState
 
 MAX_PROMPT_BYTES = 4 * 2**20
@@ -107,6 +108,19 @@ class ModelBook:
             capacity=state.capacity,
         )
         return ServedModel(local=local, state=state, profile=profile)
+
+    def find_for(self, tenant: Tenant, name: str) -> ServedModel:
+        """Return what a tenant means by `name`: the model of its alias, or a model it may call.
+
+        Raises:
+            NotYours: The tenant may not call it.
+            UnknownModel, NoWorker: As `find` does.
+        """
+        wanted = tenant.aliases.get(name, name)
+        if tenant.models is not None and wanted not in tenant.models:
+            may = ", ".join(sorted({*tenant.models, *tenant.aliases})) or "none"
+            raise NotYours(f"tenant {tenant.id} may not call model {name}; it may call: {may}")
+        return self.find(wanted)
 
 
 def load_model(name: str, path: Path) -> LocalModel:
