@@ -1,5 +1,6 @@
 """Fixtures that several suites need: a real Valkey and the real model."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -16,6 +17,10 @@ from services.artifacts.fetch import pull
 from worker.executors.native.build import build
 
 MODEL = "smollm2-135m-instruct"
+
+# Kernels are interpreted, so that no test needs a GPU. Triton reads it when it is first imported, and
+# transformers may do that before the kernels' own tests are reached.
+os.environ["TRITON_INTERPRET"] = "1"
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A suite that runs in the background inherits an ignored Ctrl-C, and so would the programs it tests.

@@ -221,6 +221,7 @@ EFFECTS: dict[str, tuple[dict[str, Any], Callable[[Rig, Any], object]]] = {
     ),
     "client_label": ({"client_label": "mine"}, lambda rig, answer: answer.receipt.client_label == "mine"),
     "cache_opt_out": ({"cache_opt_out": True}, lambda rig, answer: rig.worker.submits[-1].cache_opt_out),
+    "echo": ({"echo": True}, lambda rig, answer: answer.of("echo")),
     "cache_salt": ({"cache_salt": "s"}, lambda rig, answer: rig.scheduler.acquired[-1].own_salt),
 }
 TESTED_ELSEWHERE = {"model", "prompt", "token_ids", "chat", "sampling", "idempotency_key"}

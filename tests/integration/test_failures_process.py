@@ -24,6 +24,7 @@ ENTRIES = {
     "services/chassis/lifecycle.py",
     "services/commands/drain.py",
     "services/commands/status.py",
+    "services/commands/tenant.py",
     "services/launcher/up.py",
 }
 """What a process begins with: each makes the one loop of its process."""
