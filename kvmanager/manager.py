@@ -5,7 +5,6 @@ the copy's store is down, everything here goes on from memory.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import structlog
 
@@ -16,6 +15,7 @@ from kvmanager.core.miss_reason import HistoryBounds
 from kvmanager.core.prefix_index import PrefixIndex, WorkerKey
 from kvmanager.core.slices import GONE_HOLD_S, SliceBook
 from kvmanager.core.worker_feed import Step, WorkerFeed
+from kvmanager.known_worker import DROP_AFTER_S, KnownWorker
 from kvmanager.lookup import Lookup
 from kvmanager.messages import CacheChange, SnapshotPart, WorkerLink, WorkerStatus
 from kvmanager.metrics import IndexMetrics
@@ -24,29 +24,11 @@ from services.domain.ids import Epoch, TenantId, WorkerId
 from services.domain.miss_reason import MissReason
 from services.domain.slices import SlicesInForce
 
-DROP_AFTER_S = 3.0
-"""Seconds of silence after which a worker without a stream is dropped; with the tick, inside 4 s."""
 COPY_GRACE_S = 10.0
 """Seconds that a worker known from the copy only has to say hello."""
 MAX_KNOWN_EPOCHS = 1_024
 
 _log = structlog.get_logger()
-
-
-@dataclass(slots=True)
-class _Worker:
-    """One boot of a worker, as far as it is known."""
-
-    key: WorkerKey
-    feed: WorkerFeed
-    last_seen: float
-    in_sync_at: float
-    """When all its changes were last known; at first, since when it is not."""
-    drop_after_s: float = DROP_AFTER_S
-    link: WorkerLink | None = None
-    from_copy: bool = False
-    policy_version: int = 0
-    tenant_pages: dict[TenantId, int] = field(default_factory=dict)
 
 
 class Manager:
@@ -73,7 +55,7 @@ class Manager:
         self._slices = SliceBook(caps, expect_workers=expect_workers, first_version=epoch)
         self._policy = policy
         self._metrics = metrics
-        self._workers: dict[WorkerId, _Worker] = {}
+        self._workers: dict[WorkerId, KnownWorker] = {}
         self._epochs: dict[WorkerId, Epoch] = {}
         self._copied_until: dict[WorkerId, float] = {}
         """Workers that were dropped as silent: until then the copy names them, for their slices count."""
@@ -89,7 +71,7 @@ class Manager:
                 continue
             self.index.put_worker(one.key)
             self.index.replace(one.key.worker, one.blocks)
-            self._workers[one.key.worker] = _Worker(
+            self._workers[one.key.worker] = KnownWorker(
                 one.key, WorkerFeed(), now, now, drop_after_s=COPY_GRACE_S, from_copy=True
             )
         _log.info("index_restored", num_workers=len(copied), num_blocks=sum(len(c.blocks) for c in copied))
@@ -133,7 +115,7 @@ class Manager:
             self._drop(known, now, reason="new_boot")
         if known is None or not same_boot:
             self.index.put_worker(key)
-            known = self._workers[key.worker] = _Worker(key, WorkerFeed(), now, now)
+            known = self._workers[key.worker] = KnownWorker(key, WorkerFeed(), now, now)
             self._copy_whole(key.worker)
         known.link, known.last_seen, known.drop_after_s = link, now, DROP_AFTER_S
         known.feed.reconnected(now)
@@ -240,7 +222,7 @@ class Manager:
         self._move_slices(now)
         self._set_gauges(now)
 
-    def _apply(self, known: _Worker, change: CacheChange) -> None:
+    def _apply(self, known: KnownWorker, change: CacheChange) -> None:
         worker = known.key.worker
         if change.removed:
             self.index.remove(worker, change.removed)
@@ -254,14 +236,14 @@ class Manager:
             del known.tenant_pages[tenant]
         self._slices.report(worker, change.tenant_pages)
 
-    def _saw(self, known: _Worker, now: float) -> None:
+    def _saw(self, known: KnownWorker, now: float) -> None:
         known.last_seen = now
         if known.feed.in_sync:
             known.in_sync_at = now
         elif known.link is not None and known.feed.should_ask(now):
             known.link.ask_snapshot()
 
-    def _drop(self, known: _Worker, now: float, *, reason: str) -> None:
+    def _drop(self, known: KnownWorker, now: float, *, reason: str) -> None:
         worker = known.key.worker
         self.lookup.removals.worker_gone(self.index.drop_worker(worker))
         self._slices.lose_worker(worker, now)
@@ -288,7 +270,7 @@ class Manager:
         if self.writer is not None:
             self.writer.replaced(worker)
 
-    def _by_link(self, worker: WorkerId, link: WorkerLink) -> _Worker | None:
+    def _by_link(self, worker: WorkerId, link: WorkerLink) -> KnownWorker | None:
         """Return the worker if `link` still speaks for it: an older stream has no say any more."""
         known = self._workers.get(worker)
         return known if known is not None and known.link is link else None

@@ -183,7 +183,7 @@ class Dispatcher:
 
     def set_caps(self, caps: Mapping[TenantId, int]) -> None:
         """Refuse what needs more KV pages than its tenant's cap; they stay when the kvmanager is gone."""
-        self._caps = self.core.caps = caps
+        self._caps = self.core.refusals.caps = caps
 
     def match_answered(self, key: RequestKey, match: Match) -> None:
         self.core.match_answered(key, match)
@@ -197,7 +197,7 @@ class Dispatcher:
         self.close()
         self.core = SchedulerCore(self._rules, self._new_policy(), self._clock())
         self.core.set_matching(self.matching_now)
-        self.core.caps = self._caps
+        self.core.refusals.caps = self._caps
         self._changed.set()
         _log.warning("term_begun", term=self.term)
 

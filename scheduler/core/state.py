@@ -4,9 +4,8 @@ The one owner of queue, fleet and placements. Reads no clock and sends nothing; 
 Inputs only take note; `place` decides, so whatever arrived together is placed together.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
-from scheduler.core.admission import never_fits, queue_full
 from scheduler.core.credits import Report, WorkerHello
 from scheduler.core.fleet import Fleet
 from scheduler.core.live import LiveTable
@@ -14,18 +13,12 @@ from scheduler.core.outputs import ModelsChanged, Output, PlacementsMade, Reject
 from scheduler.core.placer import Placer
 from scheduler.core.policy import QueuePolicy
 from scheduler.core.positions import Positions
+from scheduler.core.refusals import Refusals
 from scheduler.core.request import Acquire, Match, WaitingRequest, earliest_limit
 from scheduler.core.rules import Rules
 from scheduler.core.waiting_room import WaitingRoom
-from services.domain.errors import (
-    ErrorDetail,
-    LimitExpired,
-    NoWorker,
-    ServeError,
-    StaleAttempt,
-    UnknownModel,
-)
-from services.domain.ids import GatewayId, RequestKey, TenantId, WorkerId
+from services.domain.errors import LimitExpired, ServeError, StaleAttempt
+from services.domain.ids import GatewayId, RequestKey, WorkerId
 
 FRESH_S = 0.25
 """A request that says it waited less than this was on its way here; one that waited longer comes back."""
@@ -39,14 +32,10 @@ class SchedulerCore:
         self.room = WaitingRoom(policy)
         self.fleet = Fleet(rules.worker_grace_s)
         self.live = LiveTable()
-        self.caps: Mapping[TenantId, int] = {}
-        """Most KV pages of tenants over all workers, as the kvmanager said last."""
         self.num_rejected = 0
         self._placer = Placer(rules, self.room, self.fleet, self.live)
         self._positions = Positions(rules, self.room, self._placer)
-        self._boot_ends: float | None = now + rules.boot_grace_s
-        self._impatient: dict[RequestKey, float] = {}
-        """Requests that avoid workers, and when to see whether another one is left for them."""
+        self.refusals = Refusals(rules, self.room, self.fleet, self._placer, now)
         self._outputs: list[Output] = []
 
     @property
@@ -144,7 +133,11 @@ class SchedulerCore:
         """Drop what expired, place what can be placed, tell the others where they stand."""
         for request in self.room.expired(now):
             self._reject(request, _expired(now - request.admitted), now)
-        self._end_graces(now)
+        lost = self.fleet.forget(now)
+        if lost:
+            self._outputs.append(ModelsChanged(self.fleet.models()))
+        for request, error in self.refusals.due(lost, now):
+            self._reject(request, error, now)
         self._outputs += self._placer.place(now)
         self._outputs += self._positions.update(now)
         return self._taken()
@@ -153,8 +146,7 @@ class SchedulerCore:
         """Return when `place` must be called although nothing came in; None: not before something does."""
         waiting = len(self.room) > 0
         times = [self.room.next_deadline(), self._placer.next_wake(), self.fleet.next_forget()]
-        times += [self._boot_ends if waiting else None, self._positions.next_wake() if waiting else None]
-        times += [min(self._impatient.values(), default=None)]
+        times += [self.refusals.next_wake(), self._positions.next_wake() if waiting else None]
         return min((at for at in times if at is not None), default=None)
 
     def expected_wait_s(self, model: str, position: int, now: float) -> float | None:
@@ -180,7 +172,7 @@ class SchedulerCore:
                 self.fleet.workers[name].boot for name in acquire.avoid if name in self.fleet.workers
             ),
         )
-        error = self._refusal(request, now, resent=resent)
+        error = self.refusals.on_arrival(request, now, resent=resent)
         if error is not None:
             self._refuse(gateway, acquire, error, now)
             return
@@ -188,8 +180,7 @@ class SchedulerCore:
         self.room.add(request)
         self._positions.arrived(request)
         self._placer.open_window(acquire.model, now)
-        if request.avoid:
-            self._impatient[request.key] = now + self.rules.worker_grace_s
+        self.refusals.let_in(request, now)
 
     def _is_news(self, gateway: GatewayId, acquire: Acquire, now: float) -> bool:
         """Attach a known key, refuse an old attempt, end what a new one supersedes."""
@@ -217,60 +208,6 @@ class SchedulerCore:
             self._refuse(gateway, acquire, _superseded(RequestKey(key.request_id, attempt)), now)
         return False
 
-    def _refusal(self, request: WaitingRequest, now: float, *, resent: bool) -> ServeError | None:
-        """Say why a request cannot wait, or None. One that was let in before is not refused for the bound."""
-        model = request.acquire.model
-        if (error := self._unservable(model)) is not None:
-            return error
-        if (too_large := self._never_fits(request.acquire)) is not None:
-            return too_large
-        if resent:
-            return None
-
-        def wait_s() -> float | None:
-            return self._placer.expected_wait_s(model, self.room.policy.num_waiting(model), now)
-
-        return queue_full(request.acquire, self.room.policy, self.rules, wait_s)
-
-    def _never_fits(self, acquire: Acquire) -> ServeError | None:
-        return never_fits(acquire, self.fleet.capacities(acquire.model), self.caps.get(acquire.tenant))
-
-    def _unservable(self, model: str) -> ServeError | None:
-        if self.fleet.capacities(model) or self._boot_ends is not None:
-            return None
-        if self.fleet.ever_served(model):
-            return NoWorker(f"no worker serves {model} now", ErrorDetail(retry_after_s=1.0))
-        return UnknownModel(f"no worker serves a model {model}")
-
-    def _nobody_left(self, request: WaitingRequest) -> bool:
-        """Say whether the request avoids all workers of its model and none may come back."""
-        model = request.acquire.model
-        avoided = all(worker.boot in request.avoid for worker in self.fleet.serving(model))
-        return avoided and not self.fleet.may_return(model)
-
-    def _end_graces(self, now: float) -> None:
-        """Refuse what waited for workers that did not come."""
-        models = self.fleet.forget(now)
-        if models:
-            self._outputs.append(ModelsChanged(self.fleet.models()))
-        if self._boot_ends is not None and self._boot_ends <= now:
-            self._boot_ends = None
-            models = [*models, *self.room.policy.models()]
-        for model in models:
-            for request in list(self.room.policy.candidates(model)):
-                error = self._unservable(model) or self._never_fits(request.acquire)
-                if error is not None:
-                    self._reject(request, error, now)
-        for key in [key for key, at in self._impatient.items() if at <= now]:
-            waiting = self.room.get(key.request_id)
-            if waiting is None or waiting.key != key:
-                del self._impatient[key]
-            elif self._nobody_left(waiting):
-                error = NoWorker("every worker of the model has failed this request")
-                self._reject(waiting, error, now)
-            else:
-                self._impatient[key] = now + self.rules.worker_grace_s
-
     def _reject(self, request: WaitingRequest, error: ServeError, now: float) -> None:
         """End a waiting request with an error."""
         self._leave(request)
@@ -292,7 +229,7 @@ class SchedulerCore:
     def _leave(self, request: WaitingRequest) -> None:
         self.room.remove(request)
         self._placer.forget(request)
-        self._impatient.pop(request.key, None)
+        self.refusals.forget(request)
 
     def _give_back(self, key: RequestKey, seq: int | None) -> None:
         """A placement will not be submitted: tell its worker."""

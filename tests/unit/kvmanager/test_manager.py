@@ -6,7 +6,8 @@ from kvmanager.core.eviction_policy import EvictionPolicy
 from kvmanager.core.index_copy import CopiedWorker
 from kvmanager.core.prefix_index import WorkerKey
 from kvmanager.core.slices import GONE_HOLD_S, JOIN_S
-from kvmanager.manager import COPY_GRACE_S, DROP_AFTER_S
+from kvmanager.known_worker import DROP_AFTER_S
+from kvmanager.manager import COPY_GRACE_S
 from kvmanager.stores.memory import MemoryIndexCopy
 from services.domain.block_hash import hash_blocks
 from services.domain.errors import StaleAttempt

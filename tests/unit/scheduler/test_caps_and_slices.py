@@ -31,7 +31,7 @@ def placed(scheduler: SchedulerCore) -> list[tuple[str, str]]:
 
 def test_what_exceeds_the_tenants_cap_is_refused_at_once_with_numbers_and_the_rest_is_placed() -> None:
     scheduler = fleet()
-    scheduler.caps = {TenantId(SMALL): 6}
+    scheduler.refusals.caps = {TenantId(SMALL): 6}
     outputs = scheduler.acquire(GATEWAY, acquire("large", tokens=100, output=20, tenant=SMALL), 0.0)
     (refused,) = only(Rejected, outputs)
     assert isinstance(refused.error, QuotaExceeded)
@@ -46,7 +46,7 @@ def test_the_cap_counts_in_pages_of_the_worker_that_needs_fewest() -> None:
     scheduler = core()
     scheduler.worker_connected(hello("worker-0", page_size=16), 0.0)
     scheduler.worker_connected(hello("worker-1", page_size=64), 0.0)
-    scheduler.caps = {TenantId(SMALL): 2}
+    scheduler.refusals.caps = {TenantId(SMALL): 2}
     assert not only(Rejected, scheduler.acquire(GATEWAY, acquire("a", tokens=100, tenant=SMALL), 0.0))
     (refused,) = only(Rejected, scheduler.acquire(GATEWAY, acquire("b", tokens=200, tenant=SMALL), 0.0))
     assert refused.error.detail.metadata["need"] == "4"

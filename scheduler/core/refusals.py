@@ -1,0 +1,100 @@
+"""Who is refused: on arrival, and when a time of grace has ended without a worker.
+
+Knows what waits and which workers there are, and when to look again; removes nothing and sends nothing.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from scheduler.core.admission import never_fits, queue_full
+from scheduler.core.fleet import Fleet
+from scheduler.core.placer import Placer
+from scheduler.core.request import Acquire, WaitingRequest
+from scheduler.core.rules import Rules
+from scheduler.core.waiting_room import WaitingRoom
+from services.domain.errors import ErrorDetail, NoWorker, ServeError, UnknownModel
+from services.domain.ids import RequestKey, TenantId
+
+
+class Refusals:
+    """Says why a request cannot wait, or cannot wait any longer."""
+
+    def __init__(self, rules: Rules, room: WaitingRoom, fleet: Fleet, placer: Placer, now: float) -> None:
+        self._rules = rules
+        self._room = room
+        self._fleet = fleet
+        self._placer = placer
+        self.caps: Mapping[TenantId, int] = {}
+        """Most KV pages of tenants over all workers, as the kvmanager said last."""
+        self._boot_ends: float | None = now + rules.boot_grace_s
+        self._impatient: dict[RequestKey, float] = {}
+        """Requests that avoid workers, and when to see whether another one is left for them."""
+
+    def on_arrival(self, request: WaitingRequest, now: float, *, resent: bool) -> ServeError | None:
+        """Say why a request cannot wait, or None.
+
+        Args:
+            resent: It was let in before: it is not refused for the queue's bound.
+        """
+        model = request.acquire.model
+        error = self._unservable(model) or self._never_fits(request.acquire)
+        if error is not None or resent:
+            return error
+
+        def wait_s() -> float | None:
+            return self._placer.expected_wait_s(model, self._room.policy.num_waiting(model), now)
+
+        return queue_full(request.acquire, self._room.policy, self._rules, wait_s)
+
+    def let_in(self, request: WaitingRequest, now: float) -> None:
+        """Look at a request again after a while if it may be that nobody is left for it."""
+        if request.avoid:
+            self._impatient[request.key] = now + self._rules.worker_grace_s
+
+    def forget(self, request: WaitingRequest) -> None:
+        """The request waits no more."""
+        self._impatient.pop(request.key, None)
+
+    def due(self, lost: Iterable[str], now: float) -> Iterator[tuple[WaitingRequest, ServeError]]:
+        """Yield what waited for workers that did not come. Each has to leave before the next is asked for.
+
+        Args:
+            lost: Models that have fewer workers than before.
+        """
+        models = list(lost)
+        if self._boot_ends is not None and self._boot_ends <= now:
+            self._boot_ends = None
+            models += self._room.policy.models()
+        for model in models:
+            for request in list(self._room.policy.candidates(model)):
+                error = self._unservable(model) or self._never_fits(request.acquire)
+                if error is not None:
+                    yield request, error
+        for key in [key for key, at in self._impatient.items() if at <= now]:
+            waiting = self._room.get(key.request_id)
+            if waiting is None or waiting.key != key:
+                del self._impatient[key]
+            elif self._nobody_left(waiting):
+                yield waiting, NoWorker("every worker of the model has failed this request")
+            else:
+                self._impatient[key] = now + self._rules.worker_grace_s
+
+    def next_wake(self) -> float | None:
+        """Return when `due` has something to do."""
+        times = [self._boot_ends if len(self._room) else None, min(self._impatient.values(), default=None)]
+        return min((at for at in times if at is not None), default=None)
+
+    def _never_fits(self, acquire: Acquire) -> ServeError | None:
+        return never_fits(acquire, self._fleet.capacities(acquire.model), self.caps.get(acquire.tenant))
+
+    def _unservable(self, model: str) -> ServeError | None:
+        if self._fleet.capacities(model) or self._boot_ends is not None:
+            return None
+        if self._fleet.ever_served(model):
+            return NoWorker(f"no worker serves {model} now", ErrorDetail(retry_after_s=1.0))
+        return UnknownModel(f"no worker serves a model {model}")
+
+    def _nobody_left(self, request: WaitingRequest) -> bool:
+        """Say whether the request avoids all workers of its model and none may come back."""
+        model = request.acquire.model
+        avoided = all(worker.boot in request.avoid for worker in self._fleet.serving(model))
+        return avoided and not self._fleet.may_return(model)

@@ -1,0 +1,160 @@
+"""Messages of gateways and workers as the core's values, and back.
+
+Refuses what no core may see; decides nothing else and holds nothing.
+"""
+
+from protos.scheduler.v1 import scheduler_pb2 as pb
+from protos.types.v1 import types_pb2
+from scheduler.core.credits import Report, WorkerHello
+from scheduler.core.outputs import ModelsChanged, Output, Placed, PlacementsMade, Queued, Rejected
+from scheduler.core.request import Acquire, PromptUse
+from services.domain.block_hash import DIGEST_BYTES
+from services.domain.capacity import Capacity
+from services.domain.errors import InvalidField, ServeError
+from services.domain.generation import MAX_CHOICES, Band, RequestClass
+from services.domain.ids import BlockHash, Epoch, Namespace, TenantId, WorkerId
+from services.rpc import convert
+
+MIN_WEIGHT, MAX_WEIGHT = 1e-3, 1e6
+"""Bounds of a tenant's weight."""
+
+
+def read_acquire(message: pb.Acquire) -> Acquire | ServeError:
+    """Return what a gateway asks for, or why that is no request."""
+    try:
+        band, kind = Band(message.band), RequestClass(message.request_class)
+    except ValueError:
+        return InvalidField("band", f"no such band or class: {message.band}, {message.request_class}")
+    if not message.key.request_id or message.key.attempt < 1:
+        return InvalidField("key", "request id and attempt must be set")
+    if message.num_prompt_tokens < 1:
+        return InvalidField("num_prompt_tokens", "must be at least 1")
+    if not 1 <= message.n <= MAX_CHOICES:
+        return InvalidField("n", f"must be 1 to {MAX_CHOICES}, got {message.n}")
+    weight = message.weight or 1.0
+    if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+        return InvalidField("weight", f"must be {MIN_WEIGHT} to {MAX_WEIGHT}, got {weight}")
+    if any(len(one) != DIGEST_BYTES for one in message.block_hashes):
+        return InvalidField("block_hashes", f"each must have {DIGEST_BYTES} bytes")
+    return Acquire(
+        key=convert.key_from_pb(message.key),
+        tenant=TenantId(message.tenant),
+        band=band,
+        request_class=kind,
+        model=message.model,
+        num_prompt_tokens=message.num_prompt_tokens,
+        max_output_tokens=message.max_output_tokens,
+        num_choices=message.n,
+        block_hashes=tuple(BlockHash(one) for one in message.block_hashes),
+        limits=convert.limits_from_pb(message.limits),
+        waited_s=message.waited_ms / 1000,
+        avoid=frozenset(WorkerId(name) for name in message.avoid),
+        own_salt=message.own_salt,
+        cache_opt_out=message.cache_opt_out,
+        traceparent=message.traceparent,
+        weight=weight,
+    )
+
+
+def worker_hello(message: pb.WorkerHello) -> WorkerHello:
+    convert.check_peer(message.peer)
+    return WorkerHello(
+        worker=WorkerId(message.peer.name),
+        epoch=Epoch(message.peer.epoch),
+        address=message.address,
+        model=message.model,
+        revision=message.revision,
+        namespace=Namespace(message.namespace),
+        capacity=Capacity(
+            max_context_tokens=message.max_context_tokens,
+            total_pages=message.total_pages,
+            page_size=max(1, message.page_size),
+            max_sequences=message.max_sequences,
+        ),
+        max_step_tokens=message.max_step_tokens,
+        live=tuple(convert.key_from_pb(key) for key in message.live),
+        draining=message.draining,
+    )
+
+
+def report(message: pb.Report) -> Report:
+    prompts = {
+        convert.key_from_pb(one.key): PromptUse(one.uncached_tokens, one.cached_tokens)
+        for one in message.ended
+    }
+    return Report(
+        seq=message.seq,
+        placements_seen=message.placements_seen,
+        granted=message.granted,
+        startable_pages=message.startable_pages,
+        free_pages=message.free_pages,
+        reclaimable_pages=message.reclaimable_pages,
+        waiting_tokens=message.waiting_tokens,
+        running=message.running,
+        waiting=message.waiting,
+        started=tuple(convert.key_from_pb(key) for key in message.started),
+        ended=tuple(prompts),
+        prompts=prompts,
+        output_tokens={TenantId(use.tenant): use.output_tokens for use in message.tenant_use},
+        at_slice=frozenset(TenantId(tenant) for tenant in message.at_slice),
+        draining=message.draining,
+    )
+
+
+def to_gateway(output: Output, term: int) -> pb.ConnectGatewayResponse:
+    if isinstance(output, Placed):
+        return pb.ConnectGatewayResponse(placement=_placement(output, term))
+    if isinstance(output, Rejected):
+        return rejected(convert.key_to_pb(output.acquire.key), output.error)
+    if isinstance(output, Queued):
+        wait_s = output.expected_wait_s
+        queued = pb.Queued(
+            key=convert.key_to_pb(output.key),
+            position=output.position,
+            expected_wait_ms=None if wait_s is None else round(wait_s * 1000),
+        )
+        return pb.ConnectGatewayResponse(queued=queued)
+    assert isinstance(output, ModelsChanged), "nothing else is for gateways"
+    return pb.ConnectGatewayResponse(models=_models(output))
+
+
+def rejected(key: types_pb2.RequestKey, error: ServeError) -> pb.ConnectGatewayResponse:
+    return pb.ConnectGatewayResponse(rejected=pb.Rejected(key=key, failure=convert.failure_to_pb(error)))
+
+
+def _placement(output: Placed, term: int) -> pb.Placement:
+    return pb.Placement(
+        key=convert.key_to_pb(output.acquire.key),
+        worker=output.worker,
+        epoch=output.epoch,
+        address=output.address,
+        term=term,
+        seq=output.seq,
+        submit_within_ms=round(output.submit_within_s * 1000),
+        cached_tokens=output.cached_tokens,
+        miss_reason=convert.miss_reason_to_pb(output.miss_reason),
+        first_miss_token=output.first_miss_token,
+    )
+
+
+def _models(changed: ModelsChanged) -> pb.Models:
+    return pb.Models(
+        models=[
+            pb.ModelState(
+                name=model.name,
+                revision=model.revision,
+                max_context_tokens=model.max_context_tokens,
+                num_workers=model.num_workers,
+                max_pages=model.max_pages,
+                page_size=model.page_size,
+                max_sequences=model.max_sequences,
+            )
+            for model in changed.models
+        ]
+    )
+
+
+def to_worker(output: Output) -> pb.ConnectWorkerResponse:
+    assert isinstance(output, PlacementsMade), "workers hear of placements only"
+    placed = pb.Placed(highest_seq=output.highest_seq, abandoned=output.abandoned)
+    return pb.ConnectWorkerResponse(placed=placed)
