@@ -18,6 +18,10 @@ IDS = (1000, 40_000)
 """Ids that prompts are drawn from: ordinary words of the vocabulary."""
 
 
+class LoadFailed(Exception):
+    """A server did not do what a cell asks; the text says what it did."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """One kind of load."""
@@ -68,10 +72,15 @@ async def run(base_url: str, model: str, cell: Cell, seed: int) -> Figures:
     """Send a cell's requests with `concurrency` at once, and reduce what came.
 
     Raises:
-        RuntimeError: A request failed or gave another number of tokens than asked for.
+        LoadFailed: A request failed or gave another number of tokens than asked for.
     """
-    todo = prompts(cell, seed)
-    async with httpx.AsyncClient(base_url=base_url, timeout=LIMIT_S) as client:
+    return reduce(await _send_all(base_url, model, cell, prompts(cell, seed)), cell.concurrency)
+
+
+async def _send_all(base_url: str, model: str, cell: Cell, todo: Sequence[list[int]]) -> list[Sent]:
+    # A connection for each request: some servers close one after a number of them, which is no failure.
+    limits = httpx.Limits(max_keepalive_connections=0)
+    async with httpx.AsyncClient(base_url=base_url, timeout=LIMIT_S, limits=limits) as client:
         if cell.shared_tokens:
             await _send(client, model, todo[0][: cell.shared_tokens + 1], 1)
         queue = iter(todo)
@@ -81,10 +90,14 @@ async def run(base_url: str, model: str, cell: Cell, seed: int) -> Figures:
             for ids in queue:
                 sent.append(await _send(client, model, ids, cell.output_tokens))
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(cell.concurrency):
-                group.create_task(place())
-    return reduce(sent, cell.concurrency)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(cell.concurrency):
+                    group.create_task(place())
+        except ExceptionGroup as failed:
+            # The first says why; the others follow from it, or say the same.
+            raise failed.exceptions[0] from None
+    return sent
 
 
 def reduce(sent: Sequence[Sent], concurrency: int) -> Figures:
@@ -125,18 +138,21 @@ async def _send(client: httpx.AsyncClient, model: str, ids: list[int], max_token
         "stream_options": {"include_usage": True},
     }
     began, first, usage = time.perf_counter(), None, None
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        if response.status_code != httpx.codes.OK:
-            raise RuntimeError(f"{response.status_code}: {(await response.aread()).decode()[:500]}")
-        async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            chunk: Mapping[str, object] = json.loads(line[6:])
-            if first is None and chunk.get("choices"):
-                first = time.perf_counter()
-            usage = chunk.get("usage") or usage
+    try:
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            if response.status_code != httpx.codes.OK:
+                raise LoadFailed(f"{response.status_code}: {(await response.aread()).decode()[:500]}")
+            async for line in response.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                chunk: Mapping[str, object] = json.loads(line[6:])
+                if first is None and chunk.get("choices"):
+                    first = time.perf_counter()
+                usage = chunk.get("usage") or usage
+    except httpx.HTTPError as exc:
+        raise LoadFailed(f"{type(exc).__name__} {exc}".strip()) from exc
     ended = time.perf_counter()
     made = usage["completion_tokens"] if isinstance(usage, dict) else None
     if first is None or made != max_tokens:
-        raise RuntimeError(f"asked for {max_tokens} tokens, got {made}")
+        raise LoadFailed(f"asked for {max_tokens} tokens, got {made}")
     return Sent(began, first, ended, len(ids), max_tokens)

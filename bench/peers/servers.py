@@ -12,6 +12,9 @@ from pathlib import Path
 import httpx
 import psutil
 
+from bench.peers.hugging_face import hugging_face_folder
+from services.domain.kv_layout import KvFormat
+
 START_LIMIT_S = 300.0
 QUIRE_OFFSET = 4000
 PEER_PORT = 18_080
@@ -20,7 +23,12 @@ QUIRE_CONFIG = """
 [worker]
 max_sequences = 32
 kv_memory = "1GiB"
+kv_format = "{kv}"
 """
+
+
+class Unavailable(Exception):
+    """A server cannot be measured on this machine; the text says why in one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +42,8 @@ class Server:
     ready: str
     """Path that answers 200 once requests are served."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    kv: KvFormat | None = None
+    """KV format of ours; None: a peer."""
 
 
 def peers_folder() -> Path:
@@ -41,69 +51,77 @@ def peers_folder() -> Path:
     return Path(os.environ.get("QUIRE_PEERS", "~/.cache/quire-peers")).expanduser()
 
 
-def quire(folder: Path, *flags: str) -> Server:
-    """Return our own suite, all processes of it, with worker settings from `flags`."""
-    config = folder / "quire.toml"
-    config.write_text(QUIRE_CONFIG)
-    command = (sys.executable, "-m", "services.cli", "up", "--port-offset", str(QUIRE_OFFSET))
+def server_of(name: str, gguf: Path, folder: Path) -> Server:
+    """Return the server that `name` means: quire[:KV], llama:KIND or vllm:DTYPE.
+
+    Args:
+        gguf: The model as shipped; peers get it converted, once.
+        folder: Of this run, for our configuration.
+
+    Raises:
+        Unavailable: It is not installed.
+        SystemExit: There is no such server.
+    """
+    kind, _, detail = name.partition(":")
+    if kind == "quire":
+        return _quire(folder, KvFormat(detail or KvFormat.INT8))
+    if kind == "llama":
+        return _llama(gguf, detail or "Q4_0")
+    if kind == "vllm":
+        return _vllm(gguf, detail or "bfloat16")
+    raise SystemExit(f"unknown server {name}: quire[:KV], llama:KIND or vllm:DTYPE")
+
+
+def _quire(folder: Path, kv: KvFormat) -> Server:
+    """Return our own suite, all processes of it."""
+    config = folder / f"quire-{kv}.toml"
+    config.write_text(QUIRE_CONFIG.format(kv=kv))
+    up = (sys.executable, "-m", "services.cli", "up", "--port-offset", str(QUIRE_OFFSET))
     return Server(
-        name="quire" + "".join(f" {flag}" for flag in flags),
-        command=(*command, "--config", str(config), *flags),
+        name=f"quire {kv} KV",
+        command=(*up, "--config", str(config)),
         url=f"http://127.0.0.1:{8000 + QUIRE_OFFSET}",
         model=MODEL,
         ready="/v1/models",
+        kv=kv,
     )
 
 
-def llama(gguf: Path, kind: str) -> Server:
-    """Return llama.cpp's server on the shipped file requantised to `kind`, made once."""
+def _llama(gguf: Path, kind: str) -> Server:
+    """Return llama.cpp's server on the shipped file requantised to `kind`."""
     home = peers_folder() / "llama"
+    _check_installed(home / "llama-server", home / "llama-quantize")
     model = home / f"{MODEL}-{kind}.gguf"
     if not model.exists():
-        command = [home / "llama-quantize", "--allow-requantize", gguf, model, kind]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    flags = [
-        "-t",
-        "2",
-        "-tb",
-        "2",
-        "-np",
-        "32",
-        "-c",
-        "40960",
-        "-b",
-        "2048",
-        "-ub",
-        "512",
-        "-cb",
-        "-fa",
-        "off",
-        "--no-webui",
-    ]
+        partial = model.with_suffix(".partial")
+        command = [str(home / "llama-quantize"), "--allow-requantize", str(gguf), str(partial), kind]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise Unavailable(f"llama-quantize to {kind}: {_reason(done.stdout + done.stderr)}")
+        partial.rename(model)
+    limits = ("-t", "2", "-tb", "2", "-np", "32", "-c", "40960", "-b", "2048", "-ub", "512")
     return Server(
         name=f"llama.cpp {kind}",
-        command=(str(home / "llama-server"), "-m", str(model), "--port", str(PEER_PORT), *flags),
+        command=(
+            *(str(home / "llama-server"), "-m", str(model), "--port", str(PEER_PORT)),
+            *(*limits, "-cb", "-fa", "off", "--no-webui"),
+        ),
         url=f"http://127.0.0.1:{PEER_PORT}",
         model=MODEL,
         ready="/health",
     )
 
 
-def vllm(folder: Path, dtype: str) -> Server:
-    """Return vLLM's CPU build on a Hugging Face folder of the model."""
+def _vllm(gguf: Path, dtype: str) -> Server:
+    """Return vLLM's CPU build on the shipped file's numbers as a Hugging Face folder."""
     home = peers_folder() / "vllm"
-    flags = [
-        "--max-model-len",
-        "2048",
-        "--max-num-seqs",
-        "32",
-        "--enable-prefix-caching",
-        "--served-model-name",
-    ]
+    _check_installed(home / "bin" / "vllm")
+    folder = hugging_face_folder(gguf, peers_folder() / MODEL)
     serve = (str(home / "bin" / "vllm"), "serve", str(folder), "--port", str(PEER_PORT), "--dtype", dtype)
+    limits = ("--max-model-len", "2048", "--max-num-seqs", "32", "--enable-prefix-caching")
     return Server(
         name=f"vllm {dtype}",
-        command=(*serve, *flags, MODEL),
+        command=(*serve, *limits, "--served-model-name", MODEL),
         url=f"http://127.0.0.1:{PEER_PORT}",
         model=MODEL,
         ready="/health",
@@ -111,12 +129,18 @@ def vllm(folder: Path, dtype: str) -> Server:
     )
 
 
+def _check_installed(*programs: Path) -> None:
+    for program in programs:
+        if not program.exists():
+            raise Unavailable(f"{program} is not there: run `make peers`")
+
+
 @contextmanager
 def running(server: Server, log: Path) -> Iterator[float]:
     """Run a server until the block ends; yields the seconds until it was ready.
 
     Raises:
-        RuntimeError: It ended, or was not ready in time; its log says why.
+        Unavailable: It ended, or was not ready in time; says what its log says.
     """
     began = time.monotonic()
     with (
@@ -130,15 +154,29 @@ def running(server: Server, log: Path) -> Iterator[float]:
     ):
         try:
             while not _is_ready(server):
-                if process.poll() is not None or time.monotonic() - began > START_LIMIT_S:
-                    raise RuntimeError(f"{server.name} did not come up; see {log}")
+                if (status := process.poll()) is not None:
+                    ended = f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
+                    raise Unavailable(f"{ended} while starting: {_reason(log.read_text())}")
+                if time.monotonic() - began > START_LIMIT_S:
+                    raise Unavailable(f"not ready after {START_LIMIT_S:.0f} s: {_reason(log.read_text())}")
                 time.sleep(0.1)
             yield time.monotonic() - began
         finally:
-            children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-            process.terminate()
-            process.wait()
-            psutil.wait_procs(children, timeout=20)
+            _end(process)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End a server and what it started, gently first."""
+    me = psutil.Process(process.pid) if process.poll() is None else None
+    children = me.children(recursive=True) if me is not None else []
+    process.terminate()
+    try:
+        process.wait(timeout=40)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    _, left = psutil.wait_procs(children, timeout=20)
+    for child in left:
+        child.kill()
 
 
 def _is_ready(server: Server) -> bool:
@@ -146,3 +184,10 @@ def _is_ready(server: Server) -> bool:
         return httpx.get(server.url + server.ready, timeout=1.0).status_code == httpx.codes.OK
     except httpx.HTTPError:
         return False
+
+
+def _reason(log: str) -> str:
+    """Return the line of a log that says most: the first that names an error, else the last."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    told = [line for line in lines if "Error" in line or "error:" in line or "Illegal" in line]
+    return (told or lines or ["its log is empty"])[0 if told else -1][-300:]

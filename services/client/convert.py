@@ -7,6 +7,7 @@ from protos.gateway.v1 import gateway_pb2
 from services.client.errors import IncompleteStream
 from services.client.values import (
     Delta,
+    Echo,
     Event,
     Failed,
     Finished,
@@ -29,6 +30,8 @@ def event_from_pb(response: gateway_pb2.GenerateResponse) -> Event | None:
     match response.WhichOneof("event"):
         case "delta":
             return _delta(response.delta)
+        case "echo":
+            return _echo(response.echo)
         case "queued":
             return _queued(response.queued)
         case "still_waiting":
@@ -101,6 +104,10 @@ def _started(started: gateway_pb2.Started) -> Started:
         seed=started.seed,
         cut_tokens=started.cut_tokens,
     )
+
+
+def _echo(echo: gateway_pb2.Echo) -> Echo:
+    return Echo(text=echo.text, token_ids=tuple(echo.token_ids), logprobs=tuple(map(_logprob, echo.logprobs)))
 
 
 def _delta(delta: gateway_pb2.Delta) -> Delta:

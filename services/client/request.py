@@ -40,6 +40,8 @@ class Options(TypedDict, total=False):
     logprobs: int | None
     """0: of chosen tokens only; up to 20 alternatives."""
     return_token_ids: bool | None
+    echo: bool | None
+    """Give the prompt back first; with `logprobs`, those of its tokens too. Then 0 output tokens will do."""
     band: Band | None
     request_class: RequestClass | None
     queue_limit_s: float | None

@@ -10,6 +10,7 @@ from services.client.values import (
     Choice,
     Completion,
     Delta,
+    Echo,
     Event,
     Finished,
     Receipt,
@@ -34,6 +35,7 @@ class Transcript:
     def __init__(self) -> None:
         self.started: Started | None = None
         self.receipt: Receipt | None = None
+        self.echo: Echo | None = None
         self._parts: dict[int, _Part] = {}
 
     def add(self, event: Event) -> None:
@@ -45,6 +47,8 @@ class Transcript:
                 part.logprobs.extend(event.logprobs)
             case Finished():
                 self._parts.setdefault(event.choice, _Part()).finished = event
+            case Echo():
+                self.echo = event
             case Started():
                 self.started = event
             case Receipt():
@@ -72,7 +76,7 @@ class Transcript:
         assert self.started is not None
         assert self.receipt is not None
         choices = tuple(_choice(self._parts[index]) for index in sorted(self._parts))
-        return Completion(choices=choices, started=self.started, receipt=self.receipt)
+        return Completion(choices=choices, echo=self.echo, started=self.started, receipt=self.receipt)
 
 
 def _choice(part: _Part) -> Choice:

@@ -77,6 +77,17 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Echo:
+    """The prompt, where `echo` was asked for; sent once, before the first delta."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    """Filled where `return_token_ids` was asked for."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Filled where `logprobs` was asked for. The first token follows nothing: its log-probability is 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
     """What one choice gained since its last delta."""
 
@@ -126,7 +137,7 @@ class Receipt:
     """The answer is bit for bit what one worker alone would have given."""
 
 
-Event = Queued | StillWaiting | Started | Delta | Finished | Receipt
+Event = Queued | StillWaiting | Started | Echo | Delta | Finished | Receipt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +157,8 @@ class Completion:
     """A stream read to its end."""
 
     choices: tuple[Choice, ...]
+    echo: Echo | None
+    """The prompt, where `echo` was asked for."""
     started: Started
     receipt: Receipt
 

@@ -5,7 +5,18 @@ import sys
 from collections.abc import Sequence
 from typing import cast
 
-from services.client import Completion, Delta, Event, EventStream, Input, Message, Options, Queued, ServeError
+from services.client import (
+    Completion,
+    Delta,
+    Echo,
+    Event,
+    EventStream,
+    Input,
+    Message,
+    Options,
+    Queued,
+    ServeError,
+)
 from services.commands.connection import (
     add_connection_flags,
     call_failed,
@@ -22,6 +33,7 @@ _EXAMPLES = """examples:
   quire generate --chat --max-tokens 64 "Why is the sky blue?"
   echo "Some text" | quire generate -
   quire generate --json --logprobs 3 "2 + 2 =" | jq .
+  quire generate --json --echo --logprobs 0 --max-tokens 0 "scored text" | jq 'select(.event == "echo")'
 """
 _NUMBERS = {
     "temperature": (float, "0 (greedy) to 2"),
@@ -45,8 +57,10 @@ def main(argv: Sequence[str]) -> int:
             if args.chat or args.system:
                 system = [Message("system", args.system)] if args.system else []
                 prompt = [*system, Message("user", cast(str, prompt))]
+            options = options_of(args)
+            options["echo"] = args.echo or None
             with client.generate(
-                prompt, model=choose_model(args, client), timeout_s=args.timeout, **options_of(args)
+                prompt, model=choose_model(args, client), timeout_s=args.timeout, **options
             ) as stream:
                 return _show(stream, args)
         except ServeError as error:
@@ -97,7 +111,7 @@ def _show(stream: EventStream, args: argparse.Namespace) -> int:
             print_json(event, kind=type(event).__name__.lower())
             continue
         show_queued(event)
-        if isinstance(event, Delta) and not several:
+        if isinstance(event, Echo) or (isinstance(event, Delta) and not several):
             write_text(event.text)
     if not args.json:
         _show_end(stream.completion(), several)
@@ -106,6 +120,8 @@ def _show(stream: EventStream, args: argparse.Namespace) -> int:
 
 def _show_end(completion: Completion, several: bool) -> None:
     if several:
+        if completion.echo is not None:
+            write_text("\n")
         for index, choice in enumerate(completion.choices):
             write_text(f"--- choice {index} ({choice.reason.value})\n{choice.text}\n")
     elif not completion.text.endswith("\n"):
@@ -125,6 +141,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", help="[default: the only one served]")
     parser.add_argument("--chat", action="store_true", help="send the prompt as a user's message of a chat")
     parser.add_argument("--system", metavar="TEXT", help="system message; implies --chat")
+    parser.add_argument(
+        "--echo", action="store_true", help="give the prompt back first; with --logprobs, scored (see --json)"
+    )
     add_sampling_flags(parser)
     add_output_flags(parser)
     add_connection_flags(parser)

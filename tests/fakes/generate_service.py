@@ -20,6 +20,16 @@ def started() -> gateway_pb2.GenerateResponse:
     )
 
 
+def echo() -> gateway_pb2.GenerateResponse:
+    """The prompt `ab`, scored."""
+    top = gateway_pb2.TopLogprob(token_id=99, token=b"c", logprob=-0.25)
+    tokens = [
+        gateway_pb2.TokenLogprob(token_id=97, token=b"a"),
+        gateway_pb2.TokenLogprob(token_id=98, token=b"b", logprob=-0.5, top=[top]),
+    ]
+    return gateway_pb2.GenerateResponse(echo=gateway_pb2.Echo(text="ab", token_ids=[97, 98], logprobs=tokens))
+
+
 def delta(text: str, choice: int = 0) -> gateway_pb2.GenerateResponse:
     return gateway_pb2.GenerateResponse(
         delta=gateway_pb2.Delta(choice=choice, text=text, token_ids=[len(text)])

@@ -17,7 +17,16 @@ from services.chassis.errors import ErrorInterceptor
 from services.chassis.grpc import bind, create_server
 from services.domain.errors import ErrorDetail, QueueFull
 from tests.conftest import free_port
-from tests.fakes.generate_service import SCRIPT_TEXT, FakeGenerateService, delta, started, whole_answer
+from tests.fakes.generate_service import (
+    SCRIPT_TEXT,
+    FakeGenerateService,
+    delta,
+    echo,
+    finished,
+    receipt,
+    started,
+    whole_answer,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +102,28 @@ async def test_generate_as_json_is_one_event_a_line(shell: Shell) -> None:
     assert [line["event"] for line in ran.json_lines()] == [
         *("queued", "stillwaiting", "started", "delta", "delta", "finished", "receipt"),
     ]
+
+
+async def test_generate_gives_the_prompt_back_in_front_of_its_answer(shell: Shell) -> None:
+    shell.service.script = [started(), echo(), delta("Hello"), finished(), receipt()]
+    ran = await shell.run("generate", "--echo", "ab")
+    assert (ran.code, ran.out) == (0, "abHello\n")
+    ran = await shell.run("generate", "--echo", "--logprobs", "1", "--max-tokens", "0", "--json", "ab")
+    [event] = [line for line in ran.json_lines() if line["event"] == "echo"]
+    assert event["text"] == "ab"
+    assert event["logprobs"] == [
+        {"token_id": 97, "token": "a", "logprob": 0.0, "top": []},
+        {
+            "token_id": 98,
+            "token": "b",
+            "logprob": -0.5,
+            "top": [{"token_id": 99, "token": "c", "logprob": -0.25}],
+        },
+    ]
+    plain, scored = shell.service.requests
+    assert (plain.echo, plain.HasField("logprobs")) == (True, False)
+    assert (scored.echo, scored.logprobs, scored.max_output_tokens) == (True, 1, 0)
+    assert scored.HasField("max_output_tokens")
 
 
 async def test_a_refusal_is_one_line_with_its_reason(shell: Shell) -> None:
