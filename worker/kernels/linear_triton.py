@@ -80,6 +80,7 @@ def linear(
     tile = tile or tile_of(weight, codes_x)
     is_int8 = codes_x.dtype is torch.int8
     assert not is_int8 or weight.bits == 8, "quantised rows are multiplied by 8-bit codes"
+    assert not is_int8 or in_features % ACTIVATION_GROUP == 0, "quantised rows are whole groups"
     assert weight.group == 0 or is_int8 or tile.block_k % weight.group == 0, "steps are whole groups"
     if tile.is_parallel:
         assert pieces is not None, "pieces need room"

@@ -122,12 +122,12 @@ def test_bias_and_residual_round_as_if_added_afterwards(dtype: torch.dtype) -> N
 
 
 @pytest.mark.failure("B094")
-@pytest.mark.parametrize(("bits", "group"), [*FORMATS, (88, 64)])
+@pytest.mark.parametrize(("bits", "group"), [(16, 0), (8, 64), (4, 32), (4, 128), (88, 64)])
 def test_a_row_is_multiplied_alike_alone_and_in_any_batch(bits: int, group: int) -> None:
     """B094: whatever the other rows hold (NaN too), wherever it stands, pieces apart or in one program."""
     is_int8 = bits == 88
-    weight = matrix(40, 384, 8 if is_int8 else bits, group, has_zeros=group > 0, dtype=torch.float32)
-    x = noise(21, 384)
+    weight = matrix(40, 256, 8 if is_int8 else bits, group, has_zeros=group > 0, dtype=torch.float32)
+    x = noise(21, 256)
     poisoned = torch.full_like(x, torch.nan)
     tile = replace(TILE, block_k=32) if is_int8 else TILE
 
@@ -137,7 +137,7 @@ def test_a_row_is_multiplied_alike_alone_and_in_any_batch(bits: int, group: int)
 
     together = run(x, False)
     assert torch.equal(together, run(x, True)), "pieces are added in one order"
-    for index in (0, 15, 20):
+    for index in (0, 20):
         poisoned[3] = x[index]
         for other in (run(x[index : index + 1], True)[0], run(poisoned, False)[3]):
             assert torch.equal(other, together[index])
@@ -149,17 +149,17 @@ def test_every_step_of_a_ladder_gives_one_result(kind: str) -> None:
     """B094: sums of small whole numbers are exact, so any step that drops or doubles a column shows."""
     name, _, group = kind.partition("-g")
     bits = int(name[1]) if group else 16
-    weight = matrix(160, 256, bits, int(group or 0), has_zeros=True, dtype=torch.float32)
+    weight = matrix(80, 128, bits, int(group or 0), has_zeros=True, dtype=torch.float32)
     if weight.scales is None:
         weight = PackedMatrix(weight.codes.mul(64).round(), 16)
     else:
         weight = replace(weight, scales=torch.ones_like(weight.scales))
-    x = noise(3, 256).mul(4).round()
+    x = noise(3, 128).mul(4).round()
     results = []
     for tile in linear_tuning.ladder("sm_90", kind):
-        taken = (x.to(torch.int8), torch.ones(3, 8), x.unflatten(1, (8, 32)).sum(-1)) if name == "w8a8" else x
+        taken = (x.to(torch.int8), torch.ones(3, 4), x.unflatten(1, (4, 32)).sum(-1)) if name == "w8a8" else x
         results.append(multiply(taken, weight, tile))
-    expected = torch.empty(3, 160)
+    expected = torch.empty(3, 80)
     packed_linear(x, weight, expected)
     assert all(torch.equal(result, expected) for result in results)
 

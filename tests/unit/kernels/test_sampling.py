@@ -56,7 +56,7 @@ def assert_equal(ours: StepResult, theirs: StepResult) -> None:
 @pytest.mark.parametrize("scale", [0.3, 3.0, 10.0])
 def test_rows_of_every_kind_draw_what_the_reference_draws(scale: float) -> None:
     rng = np.random.default_rng(int(scale * 10))
-    table = logits(14, seed=5, scale=scale)
+    table = logits(10, seed=5, scale=scale)
     table[::7, 100:400] = -np.inf
     rows = []
     for i in range(len(table)):
@@ -98,8 +98,6 @@ def test_a_draw_is_the_pinned_one() -> None:
 
 def test_ties_go_to_the_lowest_ids() -> None:
     flat = np.zeros((6, 300), np.float32)
-    last = (1234, 1, 7)
-    assert uniform(*last) < 0.5 < uniform(2**64 - 1, 15, 2**33)
     late = {"position": 2**33, "choice": 15, "seed": 2**64 - 1}
     rows = [
         row(temperature=0),
