@@ -17,6 +17,7 @@ from worker.config import Compute, ExecutorKind, WorkerConfig
 from worker.executors.base import Executor
 from worker.executors.native.bound_plan import UnsupportedOperation
 from worker.executors.native.build import NoCompiler
+from worker.executors.native.library import KV_FORMATS
 from worker.executors.native.library import Compute as NativeCompute
 from worker.executors.native_executor import NativeOptions, load_native_executor
 from worker.memory import check_weights_fit, free_memory_bytes
@@ -38,6 +39,10 @@ def load_executor(config: WorkerConfig) -> Executor:
         FatalError: What it takes is not here, or memory is too small; one line says what to do.
     """
     assert config.model_path is not None, "checked by the configuration"
+    if config.kv_format not in (None, *KV_FORMATS):
+        raise FatalError(
+            f"--kv-format {config.kv_format}: executors here keep KV in {', '.join(KV_FORMATS)}"
+        )  # fmt: skip
     artifact = open_artifact(config.model_path)
     if config.executor is ExecutorKind.TORCH:
         return _load_torch(config, artifact)

@@ -11,7 +11,7 @@ from services.artifacts.fetch import resolve
 from services.chassis.fatal import ConfigError, FatalError
 from services.commands.output import add_output_flags, console
 from services.domain.kv_layout import KvFormat
-from worker.executors.native.library import Compute
+from worker.executors.native.library import KV_FORMATS, Compute
 from worker.executors.native_executor import NativeOptions
 from worker.quality import picture, report
 from worker.quality.session import Wanted, measure_version
@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("model", nargs="+", help="known name, model folder or GGUF file")
     parser.add_argument("--baseline", help="model held against, in float32 [each version's own weights]")
-    parser.add_argument("--kv", choices=[*KvFormat], default=KvFormat.INT8, help="KV format [int8]")
+    parser.add_argument("--kv", choices=KV_FORMATS, default=KvFormat.INT8, help="KV format [int8]")
     parser.add_argument("--compute", choices=["int8", "f32"], default="int8", help="activations [int8]")
     parser.add_argument("--threads", type=int, help="threads that compute [one per core]")
     parser.add_argument("--positions", type=int, help="about so many tokens of text, instead of all")

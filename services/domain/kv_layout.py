@@ -18,13 +18,14 @@ class KvFormat(StrEnum):
 
     F32 = "f32"
     BF16 = "bf16"
+    F16 = "f16"
     INT8 = "int8"
     """Codes in [-127, 127] and one float32 scale per token, head, layer and side."""
 
     @property
     def item_bytes(self) -> int:
         """Bytes of one number."""
-        return {KvFormat.F32: 4, KvFormat.BF16: 2, KvFormat.INT8: 1}[self]
+        return {KvFormat.F32: 4, KvFormat.BF16: 2, KvFormat.F16: 2, KvFormat.INT8: 1}[self]
 
     @property
     def scale_bytes(self) -> int:
@@ -36,7 +37,8 @@ class KvOrder(StrEnum):
     """In what order the numbers of a page lie. It changes no size."""
 
     ROWS = "rows"
-    """`[num_layers, 2 (keys, values), num_kv_heads, page_size, head_dim]`, row-major; f32 alone."""
+    """`[num_layers, 2 (keys, values), num_kv_heads, page_size, head_dim]`, row-major, and behind them the
+    scales of int8 without the last dimension: the torch executor's, in f32, and the GPU kernels'."""
     PANELS = "panels"
     """What the native executor multiplies; `worker/executors/native/kv_page.h` says it exactly."""
 

@@ -2,7 +2,7 @@
 
 The interpreter multiplies bfloat16 by its raw bits. So a kernel converts what it loads to a constexpr type
 that `compute_type` chose: the tensor's own on a device, float32 where a bfloat16 tensor is interpreted.
-Conversions from and to bfloat16 are right there.
+Conversions from bfloat16 are right there; those to it cut off, where a device rounds to the nearest.
 
 Knows torch and Triton alone.
 """

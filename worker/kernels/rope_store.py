@@ -7,5 +7,11 @@ keys, values: [n, head_dim] float32, rows of one layer's pages. store_rows: [tok
 token t's head h goes; rows of qkv beyond `tokens` are padding and stored nowhere.
 q: [rows, q_heads * head_dim] float32, overwritten.
 
+On a GPU qkv and q are bfloat16 or float16 as well and the KV memory is pages of any format (`kv_pages`): a
+pair is rotated in float32 and rounded once, to what is stored. There cos and sin are whole tables,
+[positions, head_dim / 2], and every row has its position and its slot: page * page_size + token of the page.
+Rows that are padding have a slot of a page that is nobody's. With weights of `qk_norm` the heads go through
+that first, bit for bit as if it came before.
+
 Source: Su et al. 2021, "RoFormer".
 """

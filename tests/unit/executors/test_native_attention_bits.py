@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from services.domain.kv_layout import KvFormat
 from tests.unit.executors.attention_probe import Float32, Look, Rows, Session, Shape, attention_command
 from tests.unit.executors.probe_targets import PROGRAMS
+from worker.executors.native.library import KV_FORMATS
 
 pytestmark = pytest.mark.timeout(600)
 """The first test of an instruction set compiles it."""
@@ -30,7 +30,7 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(
-    params=[*itertools.product(SHAPES, KvFormat)], ids=lambda pair: f"{pair[0].head_dim}-{pair[1]}"
+    params=[*itertools.product(SHAPES, KV_FORMATS)], ids=lambda pair: f"{pair[0].head_dim}-{pair[1]}"
 )
 def shape(request: pytest.FixtureRequest) -> Shape:
     base: Shape = request.param[0]

@@ -12,7 +12,7 @@ from services.domain.kv_layout import KvFormat
 from tests.unit.executors.batches import Part, logits_of
 from tests.unit.executors.native_models import INSTRUCTION_SETS, load_native
 from tests.unit.executors.tiny_models import VOCAB, make_model, reference_logits, save_folder, save_gguf
-from worker.executors.native.library import Compute
+from worker.executors.native.library import KV_FORMATS, Compute
 
 pytestmark = pytest.mark.timeout(600)
 """The first test of an instruction set compiles it."""
@@ -98,7 +98,7 @@ def test_narrow_numbers_cost_little(
     assert 0 < divergence(ours, reference_logits(model, IDS)) < limit
 
 
-@pytest.mark.parametrize("kv_format", list(KvFormat))
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
 @pytest.mark.parametrize("page_size", [16, 64])
 def test_a_page_takes_what_the_layout_says(kv_format: KvFormat, page_size: int, tmp_path: Path) -> None:
     path = save_folder(make_model("llama"), tmp_path / "model")

@@ -32,7 +32,7 @@ def test_every_row_of_a_page_belongs_to_one_layer_side_head_and_token() -> None:
 
 @pytest.mark.parametrize(
     ("kv_format", "page_bytes"),
-    [(KvFormat.F32, 737_280), (KvFormat.BF16, 368_640), (KvFormat.INT8, 195_840)],
+    [(KvFormat.F32, 737_280), (KvFormat.BF16, 368_640), (KvFormat.F16, 368_640), (KvFormat.INT8, 195_840)],
 )
 @pytest.mark.parametrize("order", KvOrder)
 def test_bytes_of_a_page_of_the_small_model(kv_format: KvFormat, page_bytes: int, order: KvOrder) -> None:

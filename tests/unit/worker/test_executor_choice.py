@@ -139,6 +139,12 @@ def test_torch_has_no_narrow_kv_and_says_who_has(model: Path) -> None:
         load_executor(config(model, ExecutorKind.TORCH, kv_format=KvFormat.INT8))
 
 
+def test_a_kv_format_that_no_executor_keeps_is_refused_by_name(model: Path) -> None:
+    for kind in (ExecutorKind.AUTO, ExecutorKind.NATIVE, ExecutorKind.TORCH):
+        with pytest.raises(FatalError, match="--kv-format f16: executors here keep KV in f32, bf16, int8"):
+            load_executor(config(model, kind, kv_format=KvFormat.F16))
+
+
 def test_an_unknown_instruction_set_is_an_error_and_no_reason_for_torch(model: Path) -> None:
     with pytest.raises(FatalError, match="--instruction-set mmx"):
         load_executor(config(model, instruction_set="mmx"))

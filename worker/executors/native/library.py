@@ -19,6 +19,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from services.domain.kv_layout import KvFormat
 from worker.plan.op import OpKind
 
 
@@ -39,7 +40,7 @@ class Compute(IntEnum):
     INT8 = 1
 
 
-KV_FORMATS = ("f32", "bf16", "int8")
+KV_FORMATS = (KvFormat.F32, KvFormat.BF16, KvFormat.INT8)
 """QuireKvFormat, in its order."""
 
 OP_KINDS = {
