@@ -32,7 +32,7 @@ from services.chassis.build import BUILD
 from services.chassis.metrics import Metrics
 from services.domain.ids import Epoch
 from services.rpc.gateway_scheduler_link import SchedulerLink
-from services.rpc.gateway_worker_link import WorkerLinks
+from services.rpc.gateway_worker_links import WorkerLinks
 
 
 class Host(Protocol):

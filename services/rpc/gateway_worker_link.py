@@ -1,21 +1,21 @@
-"""A gateway's streams to workers: one channel and one stream per worker, many requests on it.
+"""A gateway's stream to one boot of one worker, with many requests on it.
 
-Hands each request its share of every step, re-attaches by position after a blip, and declares a worker lost
-after its silence. Knows nothing of text, quotas or placing. A link serves one boot of one worker.
+Hands each request its share of every step, re-attaches by position after a blip, and declares the worker lost
+after its silence. Knows nothing of text, quotas or placing, nor of other workers or the next boot: those are
+for `services.rpc.gateway_worker_links`.
 """
 
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import grpc
 import structlog
 
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1.worker_pb2_grpc import WorkerServiceStub
-from services.chassis.grpc import create_channel
 from services.chassis.stream import DEAD_AFTER_S, Outbox, run_duplex
 from services.domain.errors import ServeError, StaleAttempt, WorkerLost
 from services.domain.generation import FinishReason
@@ -31,12 +31,6 @@ MAX_CANCELLED = 4096
 """Cancels remembered until the worker confirms them, to be said again after a blip."""
 
 _log = structlog.get_logger()
-
-
-class Spawn(Protocol):
-    """Runs a background task under supervision, e.g. `Lifecycle.spawn`."""
-
-    def __call__(self, work: Coroutine[Any, Any, None], *, name: str) -> object: ...
 
 
 class _Live:
@@ -282,42 +276,3 @@ class WorkerLink:
             ended = event.choice_ended
             live.finished.pop(ended.choice, None)
             live.sink.on_choice_ended(ended.choice, convert.finish_from_pb(ended.reason), ended.output_tokens)
-
-
-class WorkerLinks:
-    """All workers that this gateway speaks to, one channel each, so that no stream is pinned elsewhere."""
-
-    def __init__(self, *, name: str, epoch: Callable[[], Epoch], build: str, spawn: Spawn) -> None:
-        self._make_peer = lambda: convert.peer_to_pb(name, epoch(), build)
-        self._spawn = spawn
-        self._links: dict[WorkerId, WorkerLink] = {}
-
-    @property
-    def num_live(self) -> int:
-        """Requests on all workers."""
-        return sum(link.num_live for link in self._links.values())
-
-    def submit(self, placement: Placement, submission: Submission, sink: TokenSink) -> Attachment:
-        """Give a placed request to its worker.
-
-        Raises:
-            StaleAttempt: The placement names an older boot than the one that serves now.
-        """
-        link = self._links.get(placement.worker)
-        if link is not None and not link.is_dead and placement.epoch < link.epoch:
-            raise StaleAttempt(f"worker {placement.worker} has restarted since")
-        if link is None or link.is_dead or placement.epoch > link.epoch:
-            if link is not None:
-                link.close()
-            channel = create_channel(placement.address)
-            link = WorkerLink(channel, placement.worker, placement.epoch, self._make_peer)
-            self._links[placement.worker] = link
-            self._spawn(self._run(link), name=f"worker-link-{placement.worker}")
-        return link.submit(placement, submission, sink)
-
-    async def _run(self, link: WorkerLink) -> None:
-        try:
-            await link.run()
-        finally:
-            if self._links.get(link.worker) is link:
-                del self._links[link.worker]
