@@ -1,8 +1,9 @@
 """How near `quire plan` is to what a worker takes: `python -m bench.memory MODEL ...`.
 
 For each model a suite with one native worker whose KV pool is the plan's. As many requests as the plan has
-together, each with a prompt of its own, touch every page; then the worker's resident memory stands beside
-the plan without its headroom.
+together, each with a prompt of its own, touch every page, and one is scored (`echo`) beside the others; then
+the worker's resident memory stands beside the plan without its headroom, and what it takes besides weights
+and KV. `--concurrency 64` is 64k tokens of KV.
 """
 
 import argparse
@@ -17,57 +18,66 @@ from pathlib import Path
 from bench.suite import suite
 from services.client import AsyncClient
 
-PROMPT_TOKENS, OUTPUT_TOKENS, CONCURRENCY, CONTEXT = 960, 32, 16, 2048
+PROMPT_TOKENS, OUTPUT_TOKENS, CONTEXT = 992, 32, 2048
+PARTS = ("weight", "kv", "activation", "logits", "table", "process")
 
 
-def planned(model: str) -> Mapping[str, int]:
+def planned(model: str, concurrency: int) -> Mapping[str, int]:
     """Return what `quire plan` says of the workload that `used` runs."""
     command = [sys.executable, "-m", "services.cli", "plan", model, "--memory", "1000GB", "--kv", "int8"]
     command += ["--context", str(CONTEXT), "--prompt", str(PROMPT_TOKENS), "--output", str(OUTPUT_TOKENS)]
-    command += ["--concurrency", str(CONCURRENCY), "--json"]
+    command += ["--concurrency", str(concurrency), "--json"]
     found: dict[str, int] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     return found
 
 
-def used(model: str, kv_bytes: int) -> int:
+def used(model: str, concurrency: int, kv_bytes: int) -> int:
     """Return the resident bytes of a worker that has used every page of its pool once."""
     config = f'[worker]\nkv_memory = "{kv_bytes}"\nmax_context_tokens = {CONTEXT}\n'
-    config += f"max_sequences = {CONCURRENCY}\n"
+    config += f"max_sequences = {concurrency}\n"
     # Folders need a name, known models bring theirs.
     flag = f"m={model}" if Path(model).exists() else model
     with suite("--model", flag, config=config) as running:
-        asyncio.run(_fill(running.gateway, flag.split("=")[0]))
+        asyncio.run(_fill(running.gateway, flag.split("=")[0], concurrency))
         return int(running.named()["worker-0"].memory_info().rss)
 
 
-async def _fill(target: str, name: str) -> None:
+async def _fill(target: str, name: str, concurrency: int) -> None:
     chooser = random.Random(0)
+    prompts = [[chooser.randrange(1000, 40_000) for _ in range(PROMPT_TOKENS)] for _ in range(concurrency)]
 
-    async def one(client: AsyncClient) -> None:
-        prompt = [chooser.randrange(1000, 40_000) for _ in range(PROMPT_TOKENS)]
-        async with client.generate(prompt, max_output_tokens=OUTPUT_TOKENS, ignore_eos=True) as stream:
+    async def one(client: AsyncClient, prompt: Sequence[int], is_scored: bool = False) -> None:
+        logprobs = 0 if is_scored else None
+        async with client.generate(
+            prompt, max_output_tokens=OUTPUT_TOKENS, ignore_eos=True, echo=is_scored, logprobs=logprobs
+        ) as stream:
             async for _ in stream:
                 pass
 
     async with AsyncClient(target, model=name) as client:
-        await asyncio.gather(*(one(client) for _ in range(CONCURRENCY)))
+        await asyncio.gather(*(one(client, prompt) for prompt in prompts))
+        # Those with a cached prompt decode at once, while the last prompt's rows are scored beside them.
+        cached, last = prompts[:-1], prompts[-1]
+        await asyncio.gather(*(one(client, prompt) for prompt in cached), one(client, last, is_scored=True))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Print a line for each model."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="+", help="known name, model folder or GGUF file")
-    for model in parser.parse_args(argv).model:
-        plan = planned(model)
+    parser.add_argument("--concurrency", type=int, default=16, help="requests of 1,024 tokens at once [16]")
+    args = parser.parse_args(argv)
+    for model in args.model:
+        plan = planned(model, args.concurrency)
         asked = plan["total_bytes"] - plan["headroom_bytes"]
-        took = used(model, plan["kv_bytes"])
-        parts = ", ".join(
-            f"{part} {plan[f'{part}_bytes'] / 1e6:.1f}" for part in ("weight", "kv", "activation")
-        )
+        took = used(model, args.concurrency, plan["kv_bytes"])
+        parts = ", ".join(f"{part} {plan[f'{part}_bytes'] / 1e6:.1f}" for part in PARTS)
+        rest = took - plan["weight_bytes"] - plan["kv_bytes"]
         print(
             f"{Path(model).name:32} planned {asked / 1e6:7.1f} MB ({parts}), used {took / 1e6:7.1f} MB,"
-            f" planned / used {asked / took:.3f}",
+            f" planned / used {asked / took:.3f}; used is weights + KV + {rest / 1e6:.1f} MB",
             flush=True,
         )
 

@@ -10,7 +10,6 @@ from math import prod
 import structlog
 
 from services.artifacts.artifact import ModelArtifact, open_artifact
-from services.artifacts.tensors import TensorRef
 from services.chassis.fatal import FatalError
 from services.domain.kv_layout import KvFormat
 from worker.config import Compute, ExecutorKind, WorkerConfig
@@ -19,7 +18,9 @@ from worker.executors.native.bound_plan import UnsupportedOperation
 from worker.executors.native.build import NoCompiler
 from worker.executors.native.library import KV_FORMATS
 from worker.executors.native.library import Compute as NativeCompute
+from worker.executors.native.packed_size import packed_bytes
 from worker.executors.native_executor import NativeOptions, load_native_executor
+from worker.executors.weights.loader import open_model
 from worker.memory import check_weights_fit, free_memory_bytes
 
 TORCH_WEIGHT_BYTES = 4
@@ -56,8 +57,13 @@ def load_executor(config: WorkerConfig) -> Executor:
 
 
 def native_weight_bytes(artifact: ModelArtifact) -> int:
-    """Return about what a model's weights take in the native executor."""
-    return int(sum(_packed_bytes(tensor) for tensor in artifact.tensors.values()))
+    """Return what a model's weights take in the native executor.
+
+    Raises:
+        ArtifactError: The model cannot be read or computed.
+    """
+    model, weights = open_model(artifact)
+    return packed_bytes(model.plan, weights)
 
 
 def _load_native(config: WorkerConfig, artifact: ModelArtifact) -> Executor:
@@ -68,6 +74,7 @@ def _load_native(config: WorkerConfig, artifact: ModelArtifact) -> Executor:
         compute=NativeCompute.F32 if config.compute is Compute.FP32 else NativeCompute.INT8,
         num_threads=config.threads,
         instruction_set=config.instruction_set,
+        max_positions=config.max_context_tokens,
     )
     return load_native_executor(artifact, model_name=config.model_name, options=options)
 
@@ -90,15 +97,3 @@ def _load_torch(config: WorkerConfig, artifact: ModelArtifact) -> Executor:
 
 def _has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
-
-
-def _packed_bytes(tensor: TensorRef) -> float:
-    """Return what a tensor takes packed: codes of 4 or 8 bits, and 4 bytes for each group of 32 or 16."""
-    if not tensor.format.is_quantised:
-        return tensor.num_bytes
-    count = prod(tensor.shape)
-    bits = 8 * tensor.num_bytes / count
-    if bits < 4:
-        # Formats below 4 bits have no codes that the products read, and become floats.
-        return 4.0 * count
-    return count * (0.625 if bits <= 5 else 1.25)

@@ -3,6 +3,7 @@
 Blocking, and run in a thread. Knows pools and the sim; which executor computes is `executor_choice`'s to say.
 """
 
+import ctypes
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,6 +67,7 @@ def load(config: WorkerConfig) -> Loaded:
     _log.info("kv_pool_sized", pages=pool.num_pages, arithmetic=pool.arithmetic)
     executor.allocate(pool.num_pages)
     executor.execute(warm_up_batch())
+    _give_back_free_heap()
     _log.info(
         "model_loaded",
         model=profile.model,
@@ -75,6 +77,17 @@ def load(config: WorkerConfig) -> Loaded:
         load_s=round(time.monotonic() - started, 2),
     )
     return Loaded(executor, pool, max_context)
+
+
+def _give_back_free_heap() -> None:
+    """Return what loading has freed to the system; C libraries without the call do so by themselves, or not.
+
+    The vocabulary and merges of a GGUF file and the making of rotation tables leave 10 MB (49k ids) to 17 MB
+    (262k ids) behind, in pieces that glibc keeps for later allocations, which a worker does not make.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def warm_up_batch() -> Batch:

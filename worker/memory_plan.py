@@ -12,12 +12,13 @@ from typing import TypeVar
 
 from services.domain.capacity import pages_for
 from services.domain.kv_layout import KvFormat, KvLayout
-from worker.plan.arena import pack
+from worker.engine.config import MAX_SCORED_TOKENS
+from worker.plan.arena import pack, rows_for
 from worker.plan.op import Plan
 
 HEADROOM = 0.125
 """Share of weights, KV and activations kept free for fragmentation and the unforeseen."""
-PROCESS_BYTES = 110 << 20
+PROCESS_BYTES = 80 << 20
 """What a worker process takes before its model: interpreter, gRPC, telemetry, code."""
 _FLOAT_BYTES = 4
 _KEPT_FLOAT = frozenset({"embedding", "head"})
@@ -34,8 +35,8 @@ class WeightStorage(StrEnum):
 
     @property
     def bits(self) -> float:
-        """Bits of one number, its share of the group's scale (and offset, for int4) included."""
-        return {"f32": 32.0, "bf16": 16.0, "int8": 8 + 16 / _GROUP, "int4": 4 + 32 / _GROUP}[self.value]
+        """Bits of one number, its share of the group's scale and offset included."""
+        return {"f32": 32.0, "bf16": 16.0, "int8": 8 + 32 / _GROUP, "int4": 4 + 32 / _GROUP}[self.value]
 
 
 Format = TypeVar("Format", WeightStorage, KvFormat)
@@ -74,7 +75,7 @@ class Setup:
     kv: KvFormat
     workload: Workload
     shipped_bytes: int | None = None
-    """What the weights take as their files hold them; then `weights` only says what that is most like."""
+    """What the weights take, held as in their files; then `weights` only says what that is most like."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,11 @@ class MemoryPlan:
     kv_bytes: int
     """KV of all concurrent requests at full length, and never less than one at full context."""
     activation_bytes: int
+    """The arena of the largest step."""
+    logits_bytes: int
+    """Rows of the vocabulary: one for each request, and those of prompts that are scored."""
+    table_bytes: int
+    """Rotations of every position of the context."""
     process_bytes: int
     headroom_bytes: int
     budget_bytes: int
@@ -94,8 +100,18 @@ class MemoryPlan:
 
     @property
     def total_bytes(self) -> int:
-        parts = self.weight_bytes + self.kv_bytes + self.activation_bytes
-        return parts + self.process_bytes + self.headroom_bytes
+        return self.used_bytes + self.headroom_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """What a worker takes once it has run its largest step."""
+        return self.kv_bytes + self.fixed_bytes
+
+    @property
+    def fixed_bytes(self) -> int:
+        """All but the KV."""
+        model = self.weight_bytes + self.activation_bytes + self.logits_bytes + self.table_bytes
+        return model + self.process_bytes
 
     @property
     def fits(self) -> bool:
@@ -106,7 +122,9 @@ def plan_memory(plan: Plan, setup: Setup, budget_bytes: int) -> MemoryPlan:
     """Add up what `setup` takes.
 
     Worked number: 135M parameters as int4 at 5 bits, 28M of them an embedding of 16, are 123 MB; 32 requests
-    of 1,800 tokens, in int8 KV of 30 layers and 3 heads of 64, take 32 * 113 pages of 195,840 bytes, 708 MB.
+    of 1,800 tokens, in int8 KV of 30 layers and 3 heads of 64, take 32 * 113 pages of 195,840 bytes, 708 MB;
+    32 + 64 rows of 49,152 logits are 19 MB, and rotations of 4,096 positions of 64 numbers 1 MB. Not counted:
+    what sampling sorts, up to 12 bytes for each id of the vocabulary and thread.
 
     Args:
         plan: The model.
@@ -118,19 +136,36 @@ def plan_memory(plan: Plan, setup: Setup, budget_bytes: int) -> MemoryPlan:
     sequence_bytes = page_bytes * pages_for(load.prompt_tokens + load.output_tokens, load.page_size)
     longest_bytes = page_bytes * pages_for(load.context_tokens, load.page_size)
     kv = max(load.concurrency * sequence_bytes, longest_bytes)
-    activations = _FLOAT_BYTES * pack(plan, num_tokens=load.step_tokens, num_outputs=load.concurrency).size
-    activations += _FLOAT_BYTES * load.concurrency * plan.slots[plan.output].width
-    room = int(budget_bytes / (1 + HEADROOM)) - PROCESS_BYTES - weights - activations
-    return MemoryPlan(
+    rows = rows_for(load.step_tokens)
+    num_logits = load.concurrency + MAX_SCORED_TOKENS
+    found = MemoryPlan(
         setup=setup,
         weight_bytes=weights,
         kv_bytes=kv,
-        activation_bytes=activations,
+        activation_bytes=_FLOAT_BYTES * pack(plan, num_tokens=rows, num_outputs=rows).size,
+        logits_bytes=_FLOAT_BYTES * num_logits * plan.slots[plan.output].width,
+        table_bytes=load.context_tokens * _position_bytes(plan),
         process_bytes=PROCESS_BYTES,
-        headroom_bytes=int(HEADROOM * (weights + kv + activations + PROCESS_BYTES)),
+        headroom_bytes=0,
         budget_bytes=budget_bytes,
+        num_sequences=0,
+    )
+    room = _room(found)
+    return replace(
+        found,
+        headroom_bytes=int(HEADROOM * found.used_bytes),
         num_sequences=max(0, room // sequence_bytes) if room >= longest_bytes else 0,
     )
+
+
+def _room(found: MemoryPlan) -> int:
+    """Return what the budget leaves for KV."""
+    return int(found.budget_bytes / (1 + HEADROOM)) - found.fixed_bytes
+
+
+def _position_bytes(plan: Plan) -> int:
+    """Return what the rotations of one position take: a cosine and a sine for each pair, by table."""
+    return _FLOAT_BYTES * sum(2 * len(rope.inverse_frequencies) for rope in plan.ropes)
 
 
 def changes_that_fit(plan: Plan, setup: Setup, budget_bytes: int) -> list[MemoryPlan]:
@@ -183,8 +218,9 @@ def _with_less_context(plan: Plan, setup: Setup, budget: int) -> MemoryPlan | No
     """Shorten the context as far as one sequence's pages must; it never goes under prompt + output."""
     load = setup.workload
     now = plan_memory(plan, setup, budget)
-    room = int(budget / (1 + HEADROOM)) - (now.total_bytes - now.headroom_bytes - now.kv_bytes)
-    pages = room // page_bytes_of(plan, setup.kv, load.page_size)
+    # A page of tokens takes its KV and its rotations.
+    rotations = load.page_size * _position_bytes(plan)
+    pages = (_room(now) + now.table_bytes) // (page_bytes_of(plan, setup.kv, load.page_size) + rotations)
     context = min(load.context_tokens, pages * load.page_size)
     if context < _shortest(load):
         return None

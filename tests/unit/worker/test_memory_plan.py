@@ -45,8 +45,23 @@ def test_the_parts_are_what_they_are_made_of() -> None:
     assert page_bytes_of(PLAN, KvFormat.BF16, 16) == 368_640
     assert found.kv_bytes == 32 * 113 * 368_640
     assert 0.10 <= found.headroom_bytes / (found.total_bytes - found.headroom_bytes) <= 0.15
-    parts = found.weight_bytes + found.kv_bytes + found.activation_bytes + PROCESS_BYTES
+    # A row for each request and 64 of a prompt that is scored; a cosine and a sine for each of 32 pairs.
+    assert found.logits_bytes == (32 + 64) * 49152 * 4
+    assert found.table_bytes == 4096 * 64 * 4
+    # Steps of 512 tokens; the widest that lives at once is the product of gate and up, and what it becomes.
+    assert found.activation_bytes >= 512 * 4 * (2 * 1536 + 1536)
+    parts = found.weight_bytes + found.kv_bytes + found.activation_bytes
+    parts += found.logits_bytes + found.table_bytes + PROCESS_BYTES
     assert found.total_bytes == parts + found.headroom_bytes
+
+
+def test_a_large_vocabulary_costs_logits_and_a_long_context_rotations() -> None:
+    wide = build_model(CONFIG | {"vocab_size": 262_144}).plan
+    by_width = plan_memory(wide, SETUP, 0).logits_bytes / plan_memory(PLAN, SETUP, 0).logits_bytes
+    assert by_width == pytest.approx(262_144 / 49_152)
+    longer = replace(SETUP, workload=replace(LOAD, context_tokens=8192))
+    tables = [plan_memory(PLAN, setup, 0).table_bytes for setup in (SETUP, longer)]
+    assert tables[1] == 2 * tables[0]
 
 
 def test_as_many_sequences_fit_as_it_says_and_no_more() -> None:

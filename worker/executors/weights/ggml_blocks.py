@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from services.artifacts.tensors import TensorRef
-from worker.executors.weights.quantized import Float32, QuantizedMatrix, UInt8
+from worker.executors.weights.quantized import CodeLayout, Float32, QuantizedMatrix, UInt8
 
 _Parts = tuple[UInt8, Float32, Float32]
 """Codes [blocks, block size], scales and offsets [blocks, groups in a block]."""
@@ -30,6 +30,15 @@ def decode_blocks(tensor: TensorRef) -> QuantizedMatrix | None:
     return QuantizedMatrix(
         codes.reshape(rows, columns), bits, group, scales.reshape(groups), offsets.reshape(groups)
     )
+
+
+def layout_of(tensor: TensorRef) -> CodeLayout | None:
+    """Return how `decode_blocks` will hold a matrix; None where it gives None."""
+    layout = _LAYOUTS.get(tensor.dtype)
+    if layout is None or len(tensor.shape) != 2:
+        return None
+    bits, group, _ = layout
+    return CodeLayout(bits, group, tensor.dtype in _WITH_OFFSETS)
 
 
 def _q8_0(blocks: UInt8) -> _Parts:
@@ -97,6 +106,7 @@ _LAYOUTS: dict[str, tuple[int, int, Callable[[UInt8], _Parts]]] = {
     "Q6_K": (8, 16, _q6_k),
 }
 """Format -> bits, group, decoder. Codes of 5 and 6 bits take 8."""
+_WITH_OFFSETS = frozenset({"Q4_1", "Q5_1", "Q4_K", "Q5_K"})
 
 
 def _halves(blocks: UInt8, offset: int) -> Float32:

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from services.artifacts.artifact import ArtifactKind, ModelArtifact
 from services.artifacts.errors import ArtifactError
 from services.artifacts.tensors import TensorRef
-from worker.executors.weights.ggml_blocks import decode_blocks
+from worker.executors.weights.ggml_blocks import decode_blocks, layout_of
 from worker.executors.weights.packed.matrix import PackedMatrix
 from worker.executors.weights.packed.scheme import Scheme, read_scheme
-from worker.executors.weights.quantized import Float32, QuantizedMatrix
+from worker.executors.weights.quantized import CodeLayout, Float32, QuantizedMatrix
 from worker.models.errors import UnsupportedModel
 from worker.models.registry import BuiltModel, build_model
 from worker.models.tensor_names import (
@@ -88,6 +88,19 @@ class WeightSource:
             unpermute_heads(matrix.offsets, heads),
         )
         return replace(matrix, codes=codes, scales=scales, offsets=offsets)
+
+    def layout_of(self, parameter: str) -> CodeLayout | None:
+        """Return how `read_quantized` will hold a parameter; None where it gives None."""
+        stored = self._sources[parameter].stored
+        return layout_of(stored) if isinstance(stored, TensorRef) else stored.layout()
+
+    def float_bytes(self, parameter: str) -> int:
+        """Return the bytes of one number of a parameter that has no codes, as its file holds it."""
+        stored = self._sources[parameter].stored
+        if isinstance(stored, TensorRef) and not stored.format.is_quantised:
+            return stored.format.block_bytes
+        # Blocks and codes that are not decoded as such become float32.
+        return 4
 
     def read_rows(self, parameter: str, rows: slice | NDArray[np.int64]) -> Float32:
         """Return some rows of a matrix whose rows are stored in our order, as `read` gives them."""

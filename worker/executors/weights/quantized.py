@@ -18,6 +18,18 @@ GROUPS = (16, 32, 64, 128)
 """Columns that may share a scale."""
 
 
+@dataclass(frozen=True, slots=True)
+class CodeLayout:
+    """How a stored matrix will be held as codes, known before it is read."""
+
+    bits: int
+    """4 or 8."""
+    group: int
+    """Columns that share a scale."""
+    has_offsets: bool
+    """Whether groups have an offset each, and not one multiple of their scale."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedMatrix:
     """An affine group-wise matrix: value = scale * code + offset, product and sum each rounded to float32.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from services.artifacts.errors import ArtifactError
 from services.artifacts.tensors import TensorRef
-from worker.executors.weights.quantized import GROUPS, Float32, QuantizedMatrix, UInt8
+from worker.executors.weights.quantized import GROUPS, CodeLayout, Float32, QuantizedMatrix, UInt8
 
 WORD_BITS = 32
 
@@ -60,6 +60,12 @@ class PackedMatrix:
         scales = np.repeat(part.scales, repeats, axis=1)
         zeros = np.repeat(part.zeros, repeats, axis=1)
         return QuantizedMatrix(part.codes, self.bits, group, scales, -(scales * zeros))
+
+    def layout(self) -> CodeLayout | None:
+        """Return how `to_codes` will hold it. Zero points are not read, so it counts on offsets."""
+        if self.order is not None:
+            return None
+        return CodeLayout(self.bits, _executor_group(self.group), has_offsets=True)
 
     def to_float32(self) -> Float32:
         """Return the values, a new array.
