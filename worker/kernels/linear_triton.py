@@ -4,6 +4,7 @@ Knows torch and Triton alone.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 import triton
@@ -145,24 +146,36 @@ def _constexprs(tile: Tile, *, bits: int, group: int, dtype: torch.dtype, is_cud
 
 
 def aot_kernels(chip: str) -> Iterator[AotKernel]:
-    """Yield every step of the chip's ladders: bfloat16 with bias and zero points, float16 in one format."""
+    """Yield every step of the chip's ladders: bfloat16 with bias and zero points, float16 in one format.
+
+    Logits are the dense ones with a float32 result and nothing added.
+    """
     for kind in linear_tuning.kinds(chip):
         for tile in linear_tuning.ladder(chip, kind):
             yield _aot_kernel(chip, kind, tile, torch.bfloat16)
     for tile in linear_tuning.ladder(chip, "w4a16-g128")[:1]:
         yield _aot_kernel(chip, "w4a16-g128", tile, torch.float16)
-    yield AotKernel(
-        name="add-pieces",
-        function=add_pieces_kernel,
-        signature={
-            **dict.fromkeys(("pieces", "bias"), "*fp32"),
-            **dict.fromkeys(("residual", "y"), "*bf16"),
-            **dict.fromkeys(("M", "N"), "i32"),
-        },
-        constexprs={"HAS_BIAS": True, "HAS_RESIDUAL": True, "SPLITS": 2, "BLOCK_N": _ADDED},
-        aligned=frozenset({"N"}),
-        num_warps=_ADDING_WARPS,
-    )
+    for tile in linear_tuning.ladder(chip, "bf16"):
+        kernel = _aot_kernel(chip, "bf16", tile, torch.bfloat16)
+        yield replace(
+            kernel,
+            name=f"{kernel.name}-logits",
+            signature={**kernel.signature, **dict.fromkeys(("bias", "residual", "y"), "*fp32")},
+            constexprs={**kernel.constexprs, "HAS_BIAS": False, "HAS_RESIDUAL": False},
+        )
+    for name, out, adds in (("add-pieces", "*bf16", True), ("add-pieces-logits", "*fp32", False)):
+        yield AotKernel(
+            name=name,
+            function=add_pieces_kernel,
+            signature={
+                **dict.fromkeys(("pieces", "bias"), "*fp32"),
+                **dict.fromkeys(("residual", "y"), out),
+                **dict.fromkeys(("M", "N"), "i32"),
+            },
+            constexprs={"HAS_BIAS": adds, "HAS_RESIDUAL": adds, "SPLITS": 2, "BLOCK_N": _ADDED},
+            aligned=frozenset({"N"}),
+            num_warps=_ADDING_WARPS,
+        )
 
 
 def _aot_kernel(chip: str, kind: str, tile: Tile, dtype: torch.dtype) -> AotKernel:

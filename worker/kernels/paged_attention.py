@@ -1,6 +1,9 @@
 """Contract of `paged_attention`: causal softmax attention over keys and values in pages.
 
-q, out: [rows, q_heads * head_dim] float32. keys, values: [n, head_dim] float32, rows of one layer's pages.
+q, out: [rows, q_heads * head_dim] float32; keys, values: [n, head_dim] float32, rows of one layer's pages.
+On a GPU q and out are bfloat16 or float16, and pages hold that type or int8 with scales (`kv_pages`);
+products are of q's type, sums and softmax float32, and weights are rounded to q's type before they meet the
+values. What lies past the end of a sequence is not read there either.
 Query head h reads key-value head h / (q_heads / kv_heads).
 
 A row's bits depend on its own sequence alone. Queries go in tiles of `query_tile` tokens of one sequence, cut
@@ -20,4 +23,4 @@ section 2 for the cap; Beltagy et al. 2020, "Longformer", section 3.1 for the wi
 """
 
 KEY_BLOCK = 128
-"""Keys in a block. Part of the numerics: changing it changes bits."""
+"""Keys in a block of the reference. Part of the numerics: changing it changes bits. The GPU's are its own."""

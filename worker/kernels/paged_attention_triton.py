@@ -1,0 +1,274 @@
+"""Launches `paged_attention` in Triton (see `paged_attention` for the contract, `kv_pages` for the memory).
+
+`ragged_attention` serves prefill, chunked prefill and mixed batches; `decode_attention` one query for each
+sequence. The two cut and add alike, so they give a row the same bits where a device sums a row of a dot, and
+a row of weights, in one order in both tiles. No device was at hand to measure that.
+
+Knows torch and Triton alone; knows nothing of who planned the batch.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from worker.kernels import paged_attention_kernels_triton as kernels
+from worker.kernels.aot import AotKernel
+from worker.kernels.dtypes_triton import INTERPRETED, chip_of, compute_type
+from worker.kernels.kv_pages_torch import LayerKv
+from worker.kernels.paged_attention_kernels_triton import KEY_BLOCK, SPLIT
+
+_LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedBatch:
+    """Whose rows are whose, and where their keys lie. The rows of a sequence are its last tokens."""
+
+    query_start: Tensor
+    """[S + 1] int32: sequence s has rows query_start[s] to query_start[s + 1]."""
+    context_len: Tensor
+    """[S] int32: tokens whose keys are stored, those of its rows too. 0 where there is no sequence."""
+    page_table: Tensor
+    """[S, any] int32: page of tokens page_size * i and on; what lies past a context is not read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitMemory:
+    """What the decode kernel leaves for the merge; written before it is read."""
+
+    tops: Tensor
+    """[S, splits, q_heads] float32"""
+    totals: Tensor
+    """[S, splits, q_heads] float32"""
+    sums: Tensor
+    """[S, splits, q_heads, head_dim] float32"""
+
+    @classmethod
+    def allocate(
+        cls, *, num_sequences: int, max_context: int, num_heads: int, head_dim: int, device: torch.device
+    ) -> "SplitMemory":
+        """Return memory for batches of at most these sizes.
+
+        Worked number: 64 sequences of 8,192, 32 heads of 128: 16 splits, 17 MB.
+        """
+        shape = (num_sequences, triton.cdiv(max_context, SPLIT), num_heads)
+        return cls(
+            tops=torch.empty(shape, device=device),
+            totals=torch.empty(shape, device=device),
+            sums=torch.empty((*shape, head_dim), device=device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """How a kernel is cut on one chip. M moves no bit; the sizes that do are in the kernels' module."""
+
+    m: int
+    num_warps: int
+    num_stages: int
+
+
+_RAGGED_TILES = {
+    "sm_80": (_Tile(64, 8, 5), _Tile(32, 8, 3), _Tile(32, 8, 3), _Tile(32, 8, 3)),
+    "sm_90": (_Tile(128, 8, 5), _Tile(64, 8, 5), _Tile(32, 8, 3), _Tile(32, 8, 1)),
+    "sm_100": (_Tile(64, 8, 5), _Tile(64, 8, 3), _Tile(32, 8, 3), _Tile(32, 8, 1)),
+    "gfx942": (_Tile(64, 4, 1), _Tile(64, 4, 1), _Tile(32, 4, 1), _Tile(32, 4, 1)),
+}
+"""Heads of up to 128 over floats, over int8; heads of up to 256 likewise. Untuned: what spills nothing."""
+_DECODE_TILES = {
+    "sm_80": (_Tile(16, 4, 3), _Tile(16, 4, 5), _Tile(16, 4, 2), _Tile(16, 8, 3)),
+    "sm_90": (_Tile(16, 4, 3), _Tile(16, 4, 5), _Tile(16, 4, 2), _Tile(16, 8, 3)),
+    "sm_100": (_Tile(16, 4, 3), _Tile(16, 4, 5), _Tile(16, 4, 2), _Tile(16, 8, 3)),
+    "gfx942": (_Tile(16, 4, 1), _Tile(16, 4, 1), _Tile(16, 4, 1), _Tile(16, 4, 1)),
+}
+"""As above. M is raised to the heads of a group, here as there."""
+
+
+def _tile_of(
+    tiles: Mapping[str, Sequence[_Tile]], chip: str, head_dim: int, kv_dtype: torch.dtype, group: int
+) -> _Tile:
+    tile = tiles[chip][2 * (head_dim > 128) + (kv_dtype is torch.int8)]
+    return replace(tile, m=max(tile.m, triton.next_power_of_2(group)))
+
+
+def ragged_attention(
+    q: Tensor, kv: LayerKv, out: Tensor, batch: PagedBatch, *,
+    scale: float, window: int = 0, soft_cap: float = 0,
+) -> None:  # fmt: skip
+    """Write the attention output of every row of every sequence.
+
+    Args:
+        q: [T, q_heads * head_dim] bfloat16 or float16; float32 where kernels are interpreted.
+        kv: One layer's memory, the rows' own keys and values already stored.
+        out: Like q; rows of no sequence stay as they are.
+        batch: Whose rows are whose.
+        scale: Factor on the products of queries and keys.
+        window: Keys a row sees, its own the last of them; 0 is all.
+        soft_cap: Bound of the scaled scores; 0 is none.
+    """
+    kv_heads, _, head_dim = kv.shape
+    group = q.shape[1] // head_dim // kv_heads
+    tile = _tile_of(_RAGGED_TILES, chip_of(q.device), head_dim, kv.keys.dtype, group)
+    num_sequences = len(batch.context_len)
+    tokens = tile.m // group
+    grid = (kv_heads, len(q) // tokens + 2 * num_sequences)
+    kernels.ragged_kernel[grid](
+        q, out, kv.keys, kv.values, kv.key_scales, kv.value_scales,
+        batch.query_start, batch.context_len, batch.page_table, num_sequences,
+        batch.page_table.stride(0), *_page_strides(kv), *_factors(scale, soft_cap), window,
+        GROUP=group, M=tile.m, COMPUTE=compute_type(q.dtype),
+        **_shape(q, kv, window, soft_cap),
+        num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def decode_attention(
+    q: Tensor, kv: LayerKv, out: Tensor, batch: PagedBatch, memory: SplitMemory, *, lanes: int,
+    scale: float, window: int = 0, soft_cap: float = 0,
+) -> None:  # fmt: skip
+    """Write the attention output of the one row of every sequence.
+
+    Args:
+        q: [T, q_heads * head_dim] bfloat16 or float16; float32 where kernels are interpreted.
+        kv: As in `ragged_attention`, as are all that are not named here.
+        out: Like q.
+        batch: Every sequence with one row, or without a context.
+        memory: For at least this many sequences and their longest context.
+        lanes: Programs that share the splits of a sequence and head; moves no bit. As many as the longest
+            context has splits is the most that is of use; a captured graph may hold fewer.
+        scale: Factor on the products of queries and keys.
+        window: Keys a row sees.
+        soft_cap: Bound of the scaled scores.
+    """
+    kv_heads, _, head_dim = kv.shape
+    group = q.shape[1] // head_dim // kv_heads
+    tile = _tile_of(_DECODE_TILES, chip_of(q.device), head_dim, kv.keys.dtype, group)
+    num_sequences, max_splits = len(batch.context_len), memory.tops.shape[1]
+    splits = (memory.tops, memory.totals, memory.sums)
+    shape = _shape(q, kv, window, soft_cap)
+    kernels.decode_kernel[(kv_heads, lanes, num_sequences)](
+        q, *splits, kv.keys, kv.values, kv.key_scales, kv.value_scales,
+        batch.query_start, batch.context_len, batch.page_table,
+        batch.page_table.stride(0), *_page_strides(kv), max_splits, *_factors(scale, soft_cap), window,
+        GROUP=group, M=tile.m, COMPUTE=compute_type(q.dtype),
+        **shape, num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=False,
+    )  # fmt: skip
+    kernels.merge_kernel[(kv_heads * group, num_sequences)](
+        out, *splits, batch.query_start, batch.context_len, max_splits, window,
+        **{name: shape[name] for name in ("NUM_HEADS", "HEAD_DIM", "HAS_WINDOW", "D", "SPLIT")},
+        num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def _page_strides(kv: LayerKv) -> tuple[int, int]:
+    return kv.keys.stride(0), 0 if kv.key_scales is None else kv.key_scales.stride(0)
+
+
+def _factors(scale: float, soft_cap: float) -> tuple[float, float]:
+    """Return what turns a score into an exponent of 2, and a product into the exponent that a cap needs."""
+    return (soft_cap or scale) * _LOG2_E, 2 * scale / soft_cap * _LOG2_E if soft_cap else 0.0
+
+
+def _shape(q: Tensor, kv: LayerKv, window: int, soft_cap: float) -> dict[str, Any]:
+    assert INTERPRETED or q.dtype is not torch.float32, "float32 is the interpreter's: its tiles spill"
+    _, page_size, head_dim = kv.shape
+    return {
+        "NUM_HEADS": q.shape[1] // head_dim,
+        "PAGE_SIZE": page_size,
+        "HEAD_DIM": head_dim,
+        "D": triton.next_power_of_2(head_dim),
+        "HAS_WINDOW": window > 0,
+        "HAS_CAP": soft_cap > 0,
+        "KEY_BLOCK": KEY_BLOCK,
+        "SPLIT": SPLIT,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Variant:
+    """A shape of model that the kernels are compiled for ahead of time."""
+
+    head_dim: int
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    is_capped: bool = False
+    """With a window and a cap, as Gemma has them."""
+
+    @property
+    def name(self) -> str:
+        """Key in the table."""
+        ending = "-window-cap" if self.is_capped else ""
+        return f"d{self.head_dim}-{_NAMES[self.dtype]}-{_NAMES[self.kv_dtype]}{ending}"
+
+
+_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "i8"}
+_AOT_HEADS, _AOT_GROUP, _AOT_PAGE_SIZE = 32, 4, 16
+
+
+def _variants() -> Iterator[_Variant]:
+    bf16, fp16, int8 = torch.bfloat16, torch.float16, torch.int8
+    formats = {64: (bf16, int8), 80: (int8,), 96: (int8,), 128: (bf16, int8), 256: (bf16, int8)}
+    for head_dim, kv_dtypes in formats.items():
+        for kv_dtype in kv_dtypes:
+            yield _Variant(head_dim=head_dim, dtype=bf16, kv_dtype=kv_dtype, is_capped=head_dim == 256)
+    for kv_dtype in (fp16, int8):
+        yield _Variant(head_dim=128, dtype=fp16, kv_dtype=kv_dtype)
+
+
+def aot_kernels(chip: str) -> Iterator[AotKernel]:
+    """Yield the two kernels for every variant, and the merge once for every size of head."""
+    merged: set[str] = set()
+    for variant in _variants():
+        shape = (chip, variant.head_dim, variant.kv_dtype, _AOT_GROUP)
+        yield _aot_kernel(
+            f"ragged-{variant.name}", kernels.ragged_kernel, variant, _tile_of(_RAGGED_TILES, *shape)
+        )
+        yield _aot_kernel(
+            f"decode-{variant.name}", kernels.decode_kernel, variant, _tile_of(_DECODE_TILES, *shape)
+        )
+        merge = f"merge-d{variant.head_dim}-{_NAMES[variant.dtype]}"
+        if merge not in merged:
+            merged.add(merge)
+            yield _aot_kernel(merge, kernels.merge_kernel, variant, _Tile(1, 1, 3))
+
+
+def _aot_kernel(name: str, function: Any, variant: _Variant, tile: _Tile) -> AotKernel:
+    absent = () if variant.kv_dtype is torch.int8 else ("key_scales", "value_scales")
+    types = {
+        **dict.fromkeys(("q", "out"), f"*{_NAMES[variant.dtype]}"),
+        **dict.fromkeys(("keys", "values"), f"*{_NAMES[variant.kv_dtype]}"),
+        **dict.fromkeys(("key_scales", "value_scales", "split_tops", "split_totals", "split_sums"), "*fp32"),
+        **dict.fromkeys(("query_start", "context_len", "page_table"), "*i32"),
+        **dict.fromkeys(("num_sequences", "page_table_stride", "page_stride", "scale_stride"), "i32"),
+        **dict.fromkeys(("max_splits", "window"), "i32"),
+        **dict.fromkeys(("multiplier", "cap_factor"), "fp32"),
+    }
+    constants = {
+        **dict.fromkeys(absent),
+        "NUM_HEADS": _AOT_HEADS,
+        "GROUP": _AOT_GROUP,
+        "PAGE_SIZE": _AOT_PAGE_SIZE,
+        "HEAD_DIM": variant.head_dim,
+        "D": triton.next_power_of_2(variant.head_dim),
+        "HAS_WINDOW": variant.is_capped,
+        "HAS_CAP": variant.is_capped,
+        "COMPUTE": compute_type(variant.dtype),
+        "KEY_BLOCK": KEY_BLOCK,
+        "SPLIT": SPLIT,
+        "M": tile.m,
+    }
+    names = function.arg_names
+    return AotKernel(
+        name=name,
+        function=function,
+        signature={each: types[each] for each in names if each in types and each not in absent},
+        constexprs={each: constants[each] for each in names if each in constants},
+        aligned=frozenset({"page_stride", "scale_stride"} & set(names)),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
