@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import pytest
 
 from gateway.core.auth import LOCAL, LOCAL_TENANT
 from gateway.core.directory import TenantDirectory
@@ -21,9 +22,10 @@ from gateway.wiring import Parts, build_parts
 from protos.gateway.v1 import gateway_pb2 as pb
 from protos.gateway.v1 import gateway_pb2_grpc
 from protos.scheduler.v1 import scheduler_pb2
-from services.chassis.errors import ErrorInterceptor
+from services.chassis.errors import ErrorInterceptor, from_rpc_error
 from services.chassis.grpc import bind, create_channel, create_server
 from services.chassis.metrics import Metrics
+from services.domain.errors import ServeError
 from services.domain.generation import RequestClass
 from services.domain.ids import Epoch, TenantId
 from services.domain.limits import Account, Limits, Rate
@@ -216,3 +218,34 @@ def a_request(**fields: Any) -> pb.GenerateRequest:
     if not {"prompt", "token_ids", "chat"} & set(fields):
         fields["prompt"] = "hello"
     return pb.GenerateRequest(**({"model": "tiny"} | fields))
+
+
+async def failure_of(rig: Rig, **fields: Any) -> ServeError:
+    """Generate, expect a status, and return it as a typed error."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await generate(rig, **fields)
+    return from_rpc_error(caught.value)
+
+
+async def read_to_the_end(
+    stream: AsyncIterator[pb.GenerateResponse],
+) -> tuple[list[pb.GenerateResponse], grpc.aio.AioRpcError]:
+    """Read a stream that fails; return what came and its status."""
+    rest: list[pb.GenerateResponse] = []
+    try:
+        async for message in stream:
+            rest.append(message)
+    except grpc.aio.AioRpcError as error:
+        return rest, error
+    raise AssertionError("the stream ended well")
+
+
+async def nothing_is_held(rig: Rig) -> None:
+    """Everything that a request can hold is back."""
+    await rig.settled()
+    await rig.until(lambda: rig.parts.workers.num_live == 0 and rig.parts.scheduler.num_waiting == 0)
+    for tenant in TENANTS:
+        use = await use_by(rig.quota, tenant)
+        assert (use.num_leases, use.reserved_tokens) == (0, 0)
+    rig.parts.observe_levels()
+    assert all(num == 0 for num, _ in rig.parts.table.levels(0).values())

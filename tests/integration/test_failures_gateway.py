@@ -11,7 +11,7 @@ import pytest
 from protos.gateway.v1 import gateway_pb2 as pb
 from protos.types.v1 import types_pb2
 from services.chassis.errors import from_rpc_error
-from services.domain.errors import BadRow, Code, InvalidField, QuotaExceeded, ServeError
+from services.domain.errors import BadRow, Code, InvalidField, QuotaExceeded
 from services.rpc import convert
 from tests.fakes.byte_tokenizer import EOS, ByteTokenizer
 from tests.fakes.gateway_rig import (
@@ -20,6 +20,7 @@ from tests.fakes.gateway_rig import (
     ACME_KEY,
     Rig,
     a_request,
+    failure_of,
     gateway_rig,
     generate,
     use_by,
@@ -31,12 +32,6 @@ from tests.fakes.worker_server import endless, says
 async def rig() -> AsyncIterator[Rig]:
     async with gateway_rig() as started:
         yield started
-
-
-async def failure_of(rig: Rig, **fields: Any) -> ServeError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await generate(rig, **fields)
-    return from_rpc_error(caught.value)
 
 
 async def start(rig: Rig) -> Any:

@@ -5,7 +5,6 @@ import math
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -15,7 +14,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from protos.gateway.v1 import gateway_pb2 as pb
 from protos.types.v1 import types_pb2
 from services.artifacts.long_text import TooManyTokens
-from services.chassis.errors import from_rpc_error
 from services.domain.errors import (
     BadCredential,
     BadRow,
@@ -28,7 +26,7 @@ from services.domain.errors import (
     UnknownModel,
 )
 from tests.fakes.byte_tokenizer import EOS, ByteTokenizer
-from tests.fakes.gateway_rig import ACME, ACME_KEY, Rig, a_request, gateway_rig, generate, use_by
+from tests.fakes.gateway_rig import ACME, ACME_KEY, Rig, a_request, failure_of, gateway_rig, generate, use_by
 from tests.fakes.worker_server import endless, says
 
 
@@ -36,13 +34,6 @@ from tests.fakes.worker_server import endless, says
 async def rig() -> AsyncIterator[Rig]:
     async with gateway_rig() as started:
         yield started
-
-
-async def failure_of(rig: Rig, *, metadata: Any = None, deadline_s: float = 30, **fields: Any) -> ServeError:
-    """Generate, expect a status, and return it as a typed error."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await generate(rig, metadata=metadata, deadline_s=deadline_s, **fields)
-    return from_rpc_error(caught.value)
 
 
 @pytest.mark.failure("B075")

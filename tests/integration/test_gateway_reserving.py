@@ -20,11 +20,11 @@ from tests.fakes.gateway_rig import (
     account_of,
     gateway_rig,
     generate,
+    nothing_is_held,
     use_by,
 )
 from tests.fakes.quota_memory import MemoryQuota
 from tests.fakes.quota_values import a_reservation
-from tests.integration.test_gateway_failures import nothing_is_held
 
 
 class GatedQuota(MemoryQuota):
