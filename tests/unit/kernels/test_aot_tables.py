@@ -7,11 +7,13 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.aot import tables
+from bench.aot.compiling import Resources
 from worker.kernels.aot import CHIPS
 
 ROOT = Path(__file__).parents[3]
@@ -79,6 +81,24 @@ def test_a_tile_that_is_too_large_is_seen_to_spill(tmp_path: Path) -> None:
     for line in child.stdout.splitlines():
         assert re.search(r"control on \w+: spills \d+ bytes", line), child.stdout
     assert len(child.stdout.splitlines()) == len(CHIPS)
+
+
+def test_what_became_worse_is_named_with_both_states() -> None:
+    recorded = Resources(registers=128, spill_bytes=0, shared_bytes=0, num_warps=4, occupancy=0.25)
+    same = tables.differences("decode", "sm_90", recorded.as_dict(), recorded)
+    worse = replace(recorded, registers=168, occupancy=0.1875)
+    (line,) = tables.differences("decode", "sm_90", recorded.as_dict(), worse)
+    assert not list(same)
+    assert line.startswith("decode on sm_90: occupancy 0.25 -> 0.1875")
+    assert "'registers': 128" in line
+    assert "'registers': 168" in line
+    assert list(tables.differences("decode", "sm_90", None, recorded)) == [
+        "decode on sm_90: not in the table"
+    ]
+    spilling = replace(recorded, spill_bytes=8, shared_bytes=1 << 20)
+    spills, is_too_large = tables.problems("decode", "gfx942", spilling)
+    assert spills == "decode on gfx942: spills 8 bytes"
+    assert is_too_large == "decode on gfx942: 1048576 bytes of shared memory, the chip has 65536"
 
 
 def test_every_registered_configuration_has_a_row_for_every_chip() -> None:

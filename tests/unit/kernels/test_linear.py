@@ -67,7 +67,9 @@ def multiply(x: Tensor | tuple[Tensor, ...], weight: PackedMatrix, tile: Tile, *
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("bits", "group"), FORMATS)
+@pytest.mark.parametrize(
+    ("bits", "group"), [pytest.param(*pair, marks=[pytest.mark.slow] * (pair[1] == 64)) for pair in FORMATS]
+)
 def test_a_product_equals_its_reference(dtype: torch.dtype, bits: int, group: int) -> None:
     for has_zeros in (False, True):
         weight = matrix(40, 384, bits, group, has_zeros=has_zeros, dtype=dtype)
