@@ -62,6 +62,7 @@ def receipt_of(run: Run) -> Receipt:
         computed_tokens=report.computed_tokens,
         client_label=run.request.client_label,
         exact=True,
+        degraded=() if live.plan is None else live.plan.degraded,
     )
 
 
@@ -121,4 +122,5 @@ def outcome_of(run: Run, usage: Usage) -> Outcome:
         peak_pages=None if live.report is None else report.peak_pages,
         worker=live.attempts.placement.worker if live.attempts.placement else "",
         trace_id=trace_id(run.traceparent),
+        degraded=() if live.plan is None else live.plan.degraded,
     )

@@ -18,9 +18,9 @@ from gateway.core.auth import Authenticator
 from gateway.core.deadlines import Deadlines
 from gateway.core.ending import encode_ending
 from gateway.core.events import Event
-from gateway.core.lengths import check_prompt, class_of, most_prompt_tokens, too_long
+from gateway.core.lengths import class_of
 from gateway.core.request import Caller, GenerationRequest
-from gateway.core.validation import Options, check
+from gateway.fitting import Fitted, fit
 from gateway.live import LiveRequest
 from gateway.live_table import LiveTable
 from gateway.models import ModelBook
@@ -30,10 +30,9 @@ from gateway.planning import make_plan
 from gateway.prompts import PromptEncoder
 from gateway.settler import Settler
 from gateway.stores.quota import QuotaStore, Reservation, Settlement
-from services.artifacts.long_text import TooManyTokens
 from services.chassis.telemetry import inject, start_span, trace_id
 from services.domain.errors import DependencyDown, Draining, ErrorDetail, ServeError
-from services.domain.generation import Limits, RequestClass, StopParams
+from services.domain.generation import Limits, RequestClass
 from services.domain.ids import RequestId, TenantId
 
 TRACEPARENT_CHARS = 55
@@ -168,29 +167,15 @@ class Generate:
     async def _prepare(self, run: Run, caller: Caller) -> None:
         """Do everything up to the request's submission, or until only the place is missing."""
         request, tenant = run.request, run.live.tenant
-        model = self.models.find_for(tenant, request.model)
-        run.model = model.local.name
-        options = check(request, tenant, model.profile, secrets.randbits(64))
         salt = self.auth.salt_of(tenant.id, request.cache_salt)
-        max_tokens = most_prompt_tokens(request, tenant, options, model.profile)
-        try:
-            prompt = await self.encoder.encode(request, model, salt, max_tokens)
-        except TooManyTokens as exc:
-            raise too_long(request, tenant, options, max_tokens) from exc
-        stop = check_prompt(request, tenant, options, model.profile, len(prompt.ids))
-        request_class = class_of(request, tenant, len(prompt.ids), self.settings.long_from_tokens)
-        plan = make_plan(
-            run,
-            model,
-            options,
-            stop,
-            prompt,
-            salt=salt,
-            request_class=request_class,
-        )
+        fitted = await fit(request, tenant, salt, self.models, self.encoder)
+        run.model = fitted.model.local.name
+        num_tokens = len(fitted.prompt.ids)
+        request_class = class_of(request, tenant, num_tokens, self.settings.long_from_tokens)
+        plan = make_plan(run, fitted, salt=salt, request_class=request_class)
         # The quota is reserved while the scheduler looks for a place, and no work begins before it is. A
         # tenant that was refused last time is asked first, so that refusals cost the scheduler nothing.
-        charge = self._charge(run, caller, options, stop, len(prompt.ids), request_class)
+        charge = self._charge(run, caller, fitted, request_class)
         is_doubtful = tenant.id in self.doubtful
         if not is_doubtful:
             run.live.ask(plan)
@@ -199,24 +184,16 @@ class Generate:
             run.live.ask(plan)
         run.live.allow()
 
-    def _charge(
-        self,
-        run: Run,
-        caller: Caller,
-        options: Options,
-        stop: StopParams,
-        prompt_tokens: int,
-        request_class: RequestClass,
-    ) -> Charge:
+    def _charge(self, run: Run, caller: Caller, fitted: Fitted, request_class: RequestClass) -> Charge:
         account_now = partial(
             self.auth.account_of, caller, model=run.request.model, request_class=request_class
         )
         reservation = Reservation(
             id=run.live.id,
             account=account_now(),
-            num_choices=options.num_choices,
-            prompt_tokens=prompt_tokens,
-            output_tokens=options.num_choices * stop.max_output_tokens,
+            num_choices=fitted.options.num_choices,
+            prompt_tokens=len(fitted.prompt.ids),
+            output_tokens=fitted.options.num_choices * fitted.stop.max_output_tokens,
             idempotency_key=run.request.idempotency_key,
         )
         return Charge(reservation=reservation, account_now=account_now)

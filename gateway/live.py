@@ -126,7 +126,7 @@ class LiveRequest:
             events.append(self._started())
         if self.plan.echo is None or self._is_past_echo(self.plan.echo, events):
             for choice in self.plan.choices:
-                events += choice.take(self._on_stop_string)
+                events += choice.take(self.attempts.finish_choice)
         if self.report is not None and self.error is None and not self.is_complete:
             self.fail(ServeError("the worker ended a request whose choices had not ended"))
         return events
@@ -260,9 +260,6 @@ class LiveRequest:
             events.append(echo.take())
         return echo.is_told
 
-    def _on_stop_string(self, choice: int) -> None:
-        self.attempts.finish_choice(choice, FinishReason.STOP_STRING)
-
     def _started(self) -> Started:
         assert self.plan is not None
         return Started(
@@ -273,6 +270,7 @@ class LiveRequest:
             cached_tokens=self.cached_tokens,
             seed=self.plan.submission.sampling.seed,
             cut_tokens=self.plan.cut_tokens,
+            degraded=self.plan.degraded,
         )
 
     def _arm(self) -> None:

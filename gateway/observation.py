@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import structlog
 
 from services.chassis.metrics import SHORT_SECONDS, TOKENS, Metrics
+from services.domain.degradation import Degraded
 from services.domain.generation import Usage
 
 _log = structlog.get_logger()
@@ -34,6 +35,7 @@ class Outcome:
     """As the worker's last word has them; None where it came after the request was over here."""
     worker: str
     trace_id: str | None
+    degraded: tuple[Degraded, ...] = ()
 
 
 class GatewayMetrics:
@@ -69,6 +71,9 @@ class GatewayMetrics:
         self._finished = metrics.counter(
             "quire_requests_finished_total", "Requests by how they ended", ("reason",)
         )
+        self._degraded = metrics.counter(
+            "quire_degraded_total", "Requests that got less than they asked for, by step", ("step",)
+        )
         self._requests = metrics.gauge("quire_requests", "Live requests by state", ("state",))
         self._oldest = metrics.gauge(
             "quire_oldest_request_seconds", "Age of the oldest live request by state", ("state",)
@@ -98,6 +103,8 @@ class GatewayMetrics:
         """Once per request: count it and write its line."""
         model = outcome.model
         self._finished.add(1, outcome.reason)
+        for one in outcome.degraded:
+            self._degraded.add(1, one.step.name.lower())
         self._duration.observe(outcome.duration_s, model, outcome.reason)
         if outcome.usage.prompt_tokens:
             self._prompt.observe(outcome.usage.prompt_tokens, model)
@@ -123,4 +130,5 @@ class GatewayMetrics:
             ttft_ms=None if outcome.ttft_s is None else round(outcome.ttft_s * 1000, 1),
             duration_ms=round(outcome.duration_s * 1000, 1),
             trace_id=outcome.trace_id,
+            degraded=[f"{one.step.name.lower()} {one.served}/{one.asked}" for one in outcome.degraded],
         )

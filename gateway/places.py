@@ -9,6 +9,7 @@ from typing import Protocol
 
 from gateway.core.choice import Choice
 from gateway.core.prompt_echo import PromptEcho
+from services.domain.degradation import Degraded
 from services.domain.generation import FinishReason
 from services.domain.ids import RequestKey
 from services.rpc.gateway_values import Acquisition, Placement, PlacementSink, Submission, TokenSink
@@ -59,3 +60,5 @@ class Plan:
     model: str
     revision: str
     cut_tokens: int
+    degraded: tuple[Degraded, ...]
+    """What it gets less of than it asked for."""

@@ -8,28 +8,26 @@ import time
 from gateway.accounts import Run
 from gateway.core.choice import Choice
 from gateway.core.detokenizer import Detokenizer
+from gateway.core.output_cap import OutputCap
 from gateway.core.prompt_echo import PromptEcho
-from gateway.core.validation import Options
-from gateway.models import ServedModel
+from gateway.fitting import Fitted
 from gateway.places import Plan
-from gateway.prompts import Prompt
-from services.domain.generation import RequestClass, StopParams
+from services.domain.generation import RequestClass
 from services.domain.ids import RequestKey
 from services.rpc.gateway_values import Acquisition, Submission
 
 
 def make_plan(
     run: Run,
-    model: ServedModel,
-    options: Options,
-    stop: StopParams,
-    prompt: Prompt,
+    fitted: Fitted,
     *,
     salt: bytes,
     request_class: RequestClass,
 ) -> Plan:
-    """Say what a checked and tokenised request asks of scheduler and worker, from now on."""
+    """Say what a fitted request asks of scheduler and worker, from now on."""
     request, live = run.request, run.live
+    model, options, prompt, stop = fitted.model, fitted.options, fitted.prompt, fitted.stop
+    cap = fitted.output_cap
     keep_records = request.num_logprobs is not None or request.return_token_ids
     # A worker takes a request without output only for its scores.
     is_scored = request.echo and (request.num_logprobs is not None or stop.max_output_tokens == 0)
@@ -86,10 +84,12 @@ def make_plan(
                     stop_token_ids=options.stop_token_ids,
                     keep_records=keep_records,
                 ),
+                None if cap is None else OutputCap(cap),
             )
             for index in range(options.num_choices)
         ],
         model=model.local.name,
         revision=model.state.revision,
         cut_tokens=prompt.cut_tokens,
+        degraded=fitted.degraded,
     )

@@ -5,10 +5,10 @@ Decides nothing: credentials, checks and everything after are the use case's.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from enum import IntEnum
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import grpc
 from google.protobuf.message import Message
@@ -33,6 +33,8 @@ from gateway.observation import GatewayMetrics
 from gateway.queries import InProgress, Queries
 from protos.gateway.v1 import gateway_pb2 as pb
 from protos.gateway.v1 import gateway_pb2_grpc
+from protos.types.v1 import types_pb2
+from services.domain.degradation import Degraded
 from services.domain.errors import ErrorDetail, InvalidField, ServeError
 from services.domain.generation import Band, RequestClass
 from services.domain.ids import RequestId
@@ -247,6 +249,7 @@ def event_to_pb(event: Event, *, with_ids: bool, with_logprobs: bool) -> pb.Gene
                 cached_tokens=event.cached_tokens,
                 seed=event.seed,
                 cut_tokens=event.cut_tokens,
+                degraded=_degraded_to_pb(event.degraded),
             )
         )
     if isinstance(event, Queued):
@@ -265,6 +268,13 @@ def _logprobs_to_pb(tokens: Sequence[TokenRecord]) -> list[pb.TokenLogprob]:
             top=[pb.TopLogprob(token_id=one, token=data, logprob=value) for one, data, value in token.top],
         )
         for token in tokens
+    ]
+
+
+def _degraded_to_pb(degraded: Iterable[Degraded]) -> list[pb.Degraded]:
+    return [
+        pb.Degraded(step=cast(types_pb2.DegradationStep, one.step.value), asked=one.asked, served=one.served)
+        for one in degraded
     ]
 
 
@@ -297,4 +307,5 @@ def _receipt_to_pb(receipt: Receipt) -> pb.Receipt:
         computed_tokens=receipt.computed_tokens,
         client_label=receipt.client_label,
         exact=receipt.exact,
+        degraded=_degraded_to_pb(receipt.degraded),
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from scheduler.core.degrade import LadderRules
 from scheduler.core.fair_queue import FairPolicy, as_vtc
 from scheduler.core.fifo import FifoPolicy
 from scheduler.core.policy import QueuePolicy
@@ -54,6 +55,16 @@ class SchedulerConfig:
     """Part of the service that the standard band gets however busy the interactive one is; 0 to 0.5."""
     batch_floor: float = 0.05
     """The same for the batch band; 0 to 0.5."""
+    interactive_target_ms: int = 0
+    """Longest that an interactive request should wait before bands degrade; 0 to 3600000, 0 is never."""
+    standard_target_ms: int = 0
+    """The same for the standard band and those below it."""
+    batch_target_ms: int = 0
+    """The same for the batch band."""
+    degrade_after_ms: int = 5000
+    """Milliseconds that the wait must be too long before each step; 0 to 600000."""
+    recover_after_ms: int = 30_000
+    """Milliseconds that it must be at most half of that before each step back; 0 to 600000."""
     max_waiting: int = 10_000
     """Requests per model that may wait in a band and the bands before it."""
     max_waiting_tokens: int = 16_000_000
@@ -78,6 +89,10 @@ class SchedulerConfig:
         check_range("fair_quantum", self.fair_quantum, 0, 10_000_000)
         check_range("standard_floor", self.standard_floor, 0, 0.5)
         check_range("batch_floor", self.batch_floor, 0, 0.5)
+        for name in ("interactive_target_ms", "standard_target_ms", "batch_target_ms"):
+            check_range(name, getattr(self, name), 0, 3_600_000)
+        check_range("degrade_after_ms", self.degrade_after_ms, 0, 600_000)
+        check_range("recover_after_ms", self.recover_after_ms, 0, 600_000)
         check_range("max_waiting", self.max_waiting, 1)
         check_range("max_waiting_tokens", self.max_waiting_tokens, 1)
         if self.log_level not in LEVELS:
@@ -105,4 +120,17 @@ class SchedulerConfig:
             submit_within_s=self.submit_within_ms / 1000,
             max_waiting=self.max_waiting,
             max_waiting_tokens=self.max_waiting_tokens,
+            ladder=self._ladder(),
+        )
+
+    def _ladder(self) -> LadderRules:
+        targets_ms = {
+            Band.INTERACTIVE: self.interactive_target_ms,
+            Band.STANDARD: self.standard_target_ms,
+            Band.BATCH: self.batch_target_ms,
+        }
+        return LadderRules(
+            targets_s={band: target_ms / 1000 for band, target_ms in targets_ms.items() if target_ms},
+            rise_after_s=self.degrade_after_ms / 1000,
+            fall_after_s=self.recover_after_ms / 1000,
         )

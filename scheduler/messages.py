@@ -3,10 +3,13 @@
 Refuses what no core may see; decides nothing else and holds nothing.
 """
 
+from collections.abc import Iterable
+from typing import cast
+
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.types.v1 import types_pb2
 from scheduler.core.credits import Report, WorkerHello
-from scheduler.core.outputs import ModelsChanged, Output, Placed, PlacementsMade, Queued, Rejected
+from scheduler.core.outputs import ModelsChanged, ModelState, Output, Placed, PlacementsMade, Queued, Rejected
 from scheduler.core.request import Acquire, PromptUse
 from services.domain.block_hash import DIGEST_BYTES
 from services.domain.capacity import Capacity
@@ -115,7 +118,7 @@ def to_gateway(output: Output, term: int) -> pb.ConnectGatewayResponse:
         )
         return pb.ConnectGatewayResponse(queued=queued)
     assert isinstance(output, ModelsChanged), "nothing else is for gateways"
-    return pb.ConnectGatewayResponse(models=_models(output))
+    return pb.ConnectGatewayResponse(models=pb.Models(models=models(output.models)))
 
 
 def rejected(key: types_pb2.RequestKey, error: ServeError) -> pb.ConnectGatewayResponse:
@@ -137,21 +140,26 @@ def _placement(output: Placed, term: int) -> pb.Placement:
     )
 
 
-def _models(changed: ModelsChanged) -> pb.Models:
-    return pb.Models(
-        models=[
-            pb.ModelState(
-                name=model.name,
-                revision=model.revision,
-                max_context_tokens=model.max_context_tokens,
-                num_workers=model.num_workers,
-                max_pages=model.max_pages,
-                page_size=model.page_size,
-                max_sequences=model.max_sequences,
-            )
-            for model in changed.models
-        ]
-    )
+def models(states: Iterable[ModelState]) -> list[pb.ModelState]:
+    return [
+        pb.ModelState(
+            name=model.name,
+            revision=model.revision,
+            max_context_tokens=model.max_context_tokens,
+            num_workers=model.num_workers,
+            max_pages=model.max_pages,
+            page_size=model.page_size,
+            max_sequences=model.max_sequences,
+            steps=[
+                pb.BandStep(
+                    band=cast(types_pb2.Band, band.value),
+                    step=cast(types_pb2.DegradationStep, step.value),
+                )
+                for band, step in model.steps.items()
+            ],
+        )
+        for model in states
+    ]
 
 
 def to_worker(output: Output) -> pb.ConnectWorkerResponse:

@@ -26,7 +26,11 @@ class SchedulerMetrics:
         self._queue_time = metrics.histogram(
             "quire_queue_seconds", "Time from arrival to placement", ("band", "request_class")
         )
+        self._steps = metrics.gauge(
+            "quire_degradation_step", "How far a band has degraded, 0 to 6", ("model", "band")
+        )
         self._workers_shown: set[str] = set()
+        self._degraded: set[tuple[str, str]] = set()
 
     def handled(self, output: Output) -> None:
         """Count one output."""
@@ -46,6 +50,16 @@ class SchedulerMetrics:
             waiting[band, kind] += count
         for (band, kind), count in waiting.items():
             self._requests.set(count, "waiting", band.name.lower(), kind.name.lower())
+        steps = {
+            (model.name, band.name.lower()): step
+            for model in core.fleet.models()
+            for band, step in model.steps.items()
+        }
+        for labels in self._degraded - set(steps):
+            self._steps.set(0, *labels)
+        for labels, step in steps.items():
+            self._steps.set(step, *labels)
+        self._degraded = set(steps)
         for name in self._workers_shown - set(core.fleet.workers):
             self._credits.set(0, name)
         self._workers_shown = set(core.fleet.workers)

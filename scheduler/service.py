@@ -129,7 +129,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetStatusResponse:
         core, now = self._dispatcher.core, self._dispatcher.now()
-        oldest = core.room.oldest()
+        oldest = min(core.room.oldest().values(), default=None)
         return pb.GetStatusResponse(
             term=self._dispatcher.term,
             waiting=len(core.room),
@@ -142,6 +142,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             ],
             placed_total=core.num_placed,
             rejected_total=core.num_rejected,
+            models=messages.models(core.fleet.models()),
             queues=[
                 pb.BandQueue(
                     band=cast(types_pb2.Band, band.value),

@@ -4,10 +4,13 @@ Text is made only when it is taken, so tokens that arrive between two sends cost
 who sends what when.
 """
 
+import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 
 from gateway.core.detokenizer import Detokenizer, StopMatched, Text
 from gateway.core.events import Delta, Finished
+from gateway.core.output_cap import OutputCap
 from services.domain.generation import FinishReason
 
 Tops = Sequence[tuple[tuple[int, float], ...]]
@@ -18,13 +21,18 @@ class Gap(Exception):
 
 
 class Choice:
-    """State of one choice. `num_tokens` counts what the caller pays for: up to the stop that ended it."""
+    """State of one choice. `num_tokens` counts what the caller pays for: up to the stop that ended it.
 
-    __slots__ = ("_ended", "_ids", "_logprobs", "_received", "_text", "_tops", "finished", "index")
+    Args:
+        cap: Ends it early with a sentence; None where its output is not capped.
+    """
 
-    def __init__(self, index: int, text: Detokenizer) -> None:
+    __slots__ = ("_cap", "_ended", "_ids", "_logprobs", "_received", "_text", "_tops", "finished", "index")
+
+    def __init__(self, index: int, text: Detokenizer, cap: OutputCap | None = None) -> None:
         self.index = index
         self._text = text
+        self._cap = cap
         self._received = 0
         self._ids: list[int] = []
         self._logprobs: list[float] = []
@@ -78,11 +86,11 @@ class Choice:
         if self._ended is None:
             self._ended = (reason, self._received)
 
-    def take(self, on_stop_string: Callable[[int], None]) -> list[Delta | Finished]:
+    def take(self, on_ended_here: Callable[[int, FinishReason], None]) -> list[Delta | Finished]:
         """Return what is new for the caller.
 
         Args:
-            on_stop_string: Called with the choice's index when a stop string ended it here.
+            on_ended_here: Called with the choice's index when a stop string or its cap ended it here.
         """
         if self.finished is not None or (not self._ids and self._ended is None):
             return []
@@ -90,29 +98,66 @@ class Choice:
         ids, logprobs, tops = self._ids, self._logprobs, self._tops
         if ids:
             self._ids, self._logprobs, self._tops = [], [], []
-            given = self._text.feed(ids, logprobs or None, tops or None)
-            if self._add(events, given):
-                on_stop_string(self.index)
-                return events
-        if self._ended is not None and not self._add(events, self._text.flush()):
-            self.finished = Finished(self.index, self._ended[0], None, self._ended[1])
-            events.append(self.finished)
+            if self._cap is None:
+                self._add(events, self._text.feed(ids, logprobs or None, tops or None))
+            else:
+                self._feed_capped(self._cap, events, ids, logprobs, tops)
+            if self.finished is not None:
+                on_ended_here(self.index, self.finished.reason)
+                return _joined(events)
+        if self._ended is not None:
+            reason, num_tokens = self._ended
+            self._add(events, self._text.flush())
+            if self.finished is None:
+                if self._cap is not None:
+                    is_cut = reason in (FinishReason.LENGTH, FinishReason.BUDGET)
+                    self._add(events, Text(self._cap.finish(is_cut=is_cut)))
+                self._finish(events, reason, None, num_tokens)
         return _joined(events)
 
-    def _add(self, events: list[Delta | Finished], given: Text | StopMatched) -> bool:
-        """Add what the text gave; True when a stop string ended the choice."""
+    def _feed_capped(
+        self,
+        cap: OutputCap,
+        events: list[Delta | Finished],
+        ids: list[int],
+        logprobs: list[float],
+        tops: list[tuple[tuple[int, float], ...]],
+    ) -> None:
+        """Take tokens one by one, so that what ends the answer does not depend on how they came.
+
+        Records go out with their tokens, at most one word before the text that is held back.
+        """
+        for at in range(len(ids)):
+            one = slice(at, at + 1)
+            given = self._text.feed(ids[one], logprobs[one] or None, tops[one] or None)
+            shown = cap.feed(given.text, self._text.num_tokens)
+            if isinstance(given, StopMatched):
+                shown += cap.finish(is_cut=False)
+            self._add(events, dataclasses.replace(given, text=shown))
+            if cap.is_over and self.finished is None:
+                self._finish(events, FinishReason.LENGTH, None, self._text.num_tokens)
+            if self.finished is not None:
+                return
+
+    def _add(self, events: list[Delta | Finished], given: Text | StopMatched) -> None:
+        """Add what the text gave; a stop string ends the choice."""
         if given.text or given.tokens:
             events.append(Delta(self.index, given.text, given.tokens))
-        if not isinstance(given, StopMatched):
-            return False
-        self.finished = Finished(self.index, FinishReason.STOP_STRING, given.stop_string, given.num_tokens)
+        if isinstance(given, StopMatched):
+            self._finish(events, FinishReason.STOP_STRING, given.stop_string, given.num_tokens)
+
+    def _finish(
+        self, events: list[Delta | Finished], reason: FinishReason, stop_string: str | None, num_tokens: int
+    ) -> None:
+        self.finished = Finished(self.index, reason, stop_string, num_tokens)
         events.append(self.finished)
-        return True
 
 
 def _joined(events: list[Delta | Finished]) -> list[Delta | Finished]:
-    """Join two deltas in front into one message."""
-    if len(events) >= 2 and isinstance(events[0], Delta) and isinstance(events[1], Delta):
-        first, second = events[0], events[1]
-        events[:2] = [Delta(first.choice, first.text + second.text, first.tokens + second.tokens)]
-    return events
+    """Join the deltas, which come before an end, into one message."""
+    deltas = [event for event in events if isinstance(event, Delta)]
+    if len(deltas) < 2:
+        return events
+    text = "".join(delta.text for delta in deltas)
+    tokens = tuple(itertools.chain.from_iterable(delta.tokens for delta in deltas))
+    return [Delta(deltas[0].choice, text, tokens), *events[len(deltas) :]]

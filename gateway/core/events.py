@@ -6,6 +6,7 @@ Knows nothing of protobuf, SSE or JSON.
 
 from dataclasses import dataclass
 
+from services.domain.degradation import Degraded
 from services.domain.generation import FinishReason, Usage
 from services.domain.ids import RequestId
 from services.domain.miss_reason import MissReason
@@ -36,6 +37,8 @@ class Started:
     cached_tokens: int
     seed: int
     cut_tokens: int
+    degraded: tuple[Degraded, ...] = ()
+    """What it gets less of than it asked for, because the service is overloaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,8 @@ class Receipt:
     computed_tokens: int
     client_label: str
     exact: bool
+    degraded: tuple[Degraded, ...] = ()
+    """As in `Started`."""
 
 
 Event = Queued | StillWaiting | Started | Echo | Delta | Finished | Receipt

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from gateway.core.events import Delta, Finished, Receipt, TokenRecord
 from gateway.http.logprobs import TextOffsets, chat_logprobs, completion_logprobs
+from services.domain.degradation import Degraded
 from services.domain.generation import FinishReason
 
 _FINISH = {
@@ -26,19 +27,27 @@ class Total:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    degraded: list[Degraded] = field(default_factory=list)
 
     def add(self, receipt: Receipt) -> None:
         self.prompt_tokens += receipt.usage.prompt_tokens
         self.cached_tokens += receipt.usage.cached_tokens
         self.output_tokens += receipt.usage.output_tokens
+        self.degraded += receipt.degraded
 
     def render(self) -> dict[str, Any]:
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.output_tokens,
             "total_tokens": self.prompt_tokens + self.output_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+        if self.degraded:
+            usage["degraded"] = [
+                {"step": one.step.name.lower(), "asked": one.asked, "served": one.served}
+                for one in self.degraded
+            ]
+        return usage
 
 
 @dataclass(slots=True)

@@ -3,17 +3,27 @@
 Knows workers by model; knows nothing of what waits.
 """
 
+from collections.abc import Callable, Mapping
+
 from scheduler.core.credits import WorkerCredits, WorkerHello
 from scheduler.core.outputs import ModelState
 from services.domain.capacity import Capacity
+from services.domain.degradation import Step
+from services.domain.generation import Band
 from services.domain.ids import Namespace, WorkerId
 
 
 class Fleet:
-    """All workers of this term."""
+    """All workers of this term.
 
-    def __init__(self, grace_s: float) -> None:
+    Args:
+        grace_s: A worker that left may come back within this time.
+        steps: Says how far the bands of a model have degraded.
+    """
+
+    def __init__(self, grace_s: float, steps: Callable[[str], Mapping[Band, Step]]) -> None:
         self._grace_s = grace_s
+        self._steps = steps
         self.workers: dict[WorkerId, WorkerCredits] = {}
         self._hellos: dict[str, dict[WorkerId, WorkerHello]] = {}
         """By model: the workers that take requests, and those that left and may come back."""
@@ -79,6 +89,13 @@ class Fleet:
                 self._capacities[model] = kinds
         return kinds
 
+    def held(self, model: str) -> float:
+        """Return the part of the KV pages of `model` that is held, 0 to 1."""
+        workers = [worker for worker in self.serving(model) if worker.report.seq]  # Before, nothing is known.
+        total = sum(worker.hello.capacity.total_pages for worker in workers)
+        free = sum(worker.report.free_pages + worker.report.reclaimable_pages for worker in workers)
+        return 1 - free / total if total else 0.0
+
     def may_return(self, model: str) -> bool:
         """Say whether a worker that left may still come back."""
         return any(left == model for _, left in self._leaving.values())
@@ -106,6 +123,7 @@ class Fleet:
                     max_pages=largest.capacity.total_pages,
                     page_size=largest.capacity.page_size,
                     max_sequences=max(hello.capacity.max_sequences for hello in hellos),
+                    steps=self._steps(model),
                 )
             )
         return tuple(states)

@@ -3,10 +3,13 @@
 Knows no stream and no wire format.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from scheduler.core.request import Acquire
+from services.domain.degradation import Step
 from services.domain.errors import ServeError
+from services.domain.generation import Band
 from services.domain.ids import Epoch, GatewayId, Namespace, RequestKey, WorkerId
 from services.domain.miss_reason import MissReason
 
@@ -77,6 +80,8 @@ class ModelState:
     max_pages: int
     page_size: int
     max_sequences: int
+    steps: Mapping[Band, Step] = field(default_factory=dict)
+    """How far its bands have climbed the ladder of degradation; absent: not at all."""
 
 
 @dataclass(frozen=True, slots=True)

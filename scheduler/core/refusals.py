@@ -6,23 +6,37 @@ Knows what waits and which workers there are, and when to look again; removes no
 from collections.abc import Iterable, Iterator, Mapping
 
 from scheduler.core.admission import never_fits, queue_full
+from scheduler.core.degrade import Ladder
 from scheduler.core.fleet import Fleet
 from scheduler.core.placer import Placer
 from scheduler.core.request import Acquire, WaitingRequest
 from scheduler.core.rules import Rules
 from scheduler.core.waiting_room import WaitingRoom
-from services.domain.errors import ErrorDetail, NoWorker, ServeError, UnknownModel
+from services.domain.degradation import Step
+from services.domain.errors import ErrorDetail, NoWorker, Overloaded, ServeError, UnknownModel
 from services.domain.ids import RequestKey, TenantId
+
+MOST_THROTTLED = 1
+"""Requests of one tenant that may wait in a band that is throttled, where the policy knows tenants."""
 
 
 class Refusals:
     """Says why a request cannot wait, or cannot wait any longer."""
 
-    def __init__(self, rules: Rules, room: WaitingRoom, fleet: Fleet, placer: Placer, now: float) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        room: WaitingRoom,
+        fleet: Fleet,
+        placer: Placer,
+        ladder: Ladder,
+        now: float,
+    ) -> None:
         self._rules = rules
         self._room = room
         self._fleet = fleet
         self._placer = placer
+        self._ladder = ladder
         self.caps: Mapping[TenantId, int] = {}
         """Most KV pages of tenants over all workers, as the kvmanager said last."""
         self._boot_ends: float | None = now + rules.boot_grace_s
@@ -39,6 +53,8 @@ class Refusals:
         error = self._unservable(model) or self._never_fits(request.acquire)
         if error is not None or resent:
             return error
+        if (overloaded := self._degraded(request.acquire)) is not None:
+            return overloaded
 
         def wait_s() -> float | None:
             return self._placer.expected_wait_s(model, self._room.policy.num_waiting(model), now)
@@ -82,6 +98,26 @@ class Refusals:
         """Return when `due` has something to do."""
         times = [self._boot_ends if len(self._room) else None, min(self._impatient.values(), default=None)]
         return min((at for at in times if at is not None), default=None)
+
+    def _degraded(self, acquire: Acquire) -> Overloaded | None:
+        """Refuse what the ladder lets in no more; a further attempt was let in before."""
+        step = self._ladder.step(acquire.model, acquire.band)
+        if step < Step.THROTTLE or acquire.key.attempt > 1:
+            return None
+        own, _ = self._room.policy.waiting_of_tenant(acquire)
+        if step is Step.THROTTLE and own < MOST_THROTTLED:
+            return None
+        band = acquire.band.name.lower()
+        what = f"{own} requests of this tenant wait, " if step is Step.THROTTLE else ""
+        metadata = {"step": step.name.lower(), "band": band, "waiting": str(own)}
+        return Overloaded(
+            f"{what}{acquire.model} is overloaded and its {band} band degraded to step {step.name.lower()}",
+            ErrorDetail(
+                quota=f"degradation/{acquire.model}/{band}",
+                retry_after_s=self._rules.ladder.fall_after_s,
+                metadata=metadata,
+            ),
+        )
 
     def _never_fits(self, acquire: Acquire) -> ServeError | None:
         return never_fits(acquire, self._fleet.capacities(acquire.model), self.caps.get(acquire.tenant))

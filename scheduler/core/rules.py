@@ -3,7 +3,9 @@
 Knows nothing of flags: `scheduler.config` fills it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from scheduler.core.degrade import LadderRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,3 +36,5 @@ class Rules:
     """Least time between two position messages of one request."""
     position_depth: int = 1_000
     """Heads per model whose positions are kept up to date."""
+    ladder: LadderRules = field(default_factory=LadderRules)
+    """When bands degrade."""

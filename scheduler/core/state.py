@@ -7,6 +7,7 @@ Inputs only take note; `place` decides, so whatever arrived together is placed t
 from collections.abc import Collection, Sequence
 
 from scheduler.core.credits import Report, WorkerHello
+from scheduler.core.degrade import Ladder, Load
 from scheduler.core.fleet import Fleet
 from scheduler.core.live import LiveTable
 from scheduler.core.outputs import ModelsChanged, Output, PlacementsMade, Rejected
@@ -17,7 +18,9 @@ from scheduler.core.refusals import Refusals
 from scheduler.core.request import Acquire, Match, WaitingRequest, earliest_limit
 from scheduler.core.rules import Rules
 from scheduler.core.waiting_room import WaitingRoom
+from services.domain.degradation import Step
 from services.domain.errors import LimitExpired, ServeError, StaleAttempt
+from services.domain.generation import Band
 from services.domain.ids import GatewayId, RequestKey, WorkerId
 
 FRESH_S = 0.25
@@ -30,12 +33,13 @@ class SchedulerCore:
     def __init__(self, rules: Rules, policy: QueuePolicy, now: float) -> None:
         self.rules = rules
         self.room = WaitingRoom(policy)
-        self.fleet = Fleet(rules.worker_grace_s)
+        self.ladder = Ladder(rules.ladder)
+        self.fleet = Fleet(rules.worker_grace_s, self.ladder.steps)
         self.live = LiveTable()
         self.num_rejected = 0
         self._placer = Placer(rules, self.room, self.fleet, self.live)
         self._positions = Positions(rules, self.room, self._placer)
-        self.refusals = Refusals(rules, self.room, self.fleet, self._placer, now)
+        self.refusals = Refusals(rules, self.room, self.fleet, self._placer, self.ladder, now)
         self._outputs: list[Output] = []
 
     @property
@@ -138,6 +142,8 @@ class SchedulerCore:
             self._outputs.append(ModelsChanged(self.fleet.models()))
         for request, error in self.refusals.due(lost, now):
             self._reject(request, error, now)
+        if self.ladder.is_due(now) and self.ladder.look(self._loads(now), now):
+            self._outputs.append(ModelsChanged(self.fleet.models()))
         self._outputs += self._placer.place(now)
         self._outputs += self._positions.update(now)
         return self._taken()
@@ -146,6 +152,7 @@ class SchedulerCore:
         """Return when `place` must be called although nothing came in; None: not before something does."""
         waiting = len(self.room) > 0
         times = [self.room.next_deadline(), self._placer.next_wake(), self.fleet.next_forget()]
+        times += [self.ladder.next_look(is_waiting=waiting)]
         times += [self.refusals.next_wake(), self._positions.next_wake() if waiting else None]
         return min((at for at in times if at is not None), default=None)
 
@@ -153,6 +160,14 @@ class SchedulerCore:
         return self._placer.expected_wait_s(model, position, now)
 
     # Inside
+
+    def _loads(self, now: float) -> dict[str, Load]:
+        """Return what presses on each model that something waits for."""
+        waits: dict[str, dict[Band, float]] = {}
+        for (band, _, model), arrived in self.room.oldest().items():
+            of_model = waits.setdefault(model, {})
+            of_model[band] = max(of_model.get(band, 0.0), now - arrived)
+        return {model: Load(waits_s, self.fleet.held(model)) for model, waits_s in waits.items()}
 
     def _taken(self) -> list[Output]:
         outputs, self._outputs = self._outputs, []
@@ -179,7 +194,8 @@ class SchedulerCore:
         self._placer.settle_match(request, now)
         self.room.add(request)
         self._positions.arrived(request)
-        self._placer.open_window(acquire.model, now)
+        if self.ladder.step(acquire.model, acquire.band) < Step.BATCH_WAIT:
+            self._placer.open_window(acquire.model, now)
         self.refusals.let_in(request, now)
 
     def _is_news(self, gateway: GatewayId, acquire: Acquire, now: float) -> bool:

@@ -4,7 +4,7 @@ Knows who waits; the policy it holds knows the order. Knows no worker.
 """
 
 import heapq
-from collections import Counter
+from collections.abc import Mapping
 
 from scheduler.core.policy import QueuePolicy
 from scheduler.core.request import WaitingRequest
@@ -19,10 +19,10 @@ class WaitingRoom:
 
     def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy
-        self.sizes: Counter[QueueName] = Counter()
-        """Requests waiting by band, class and model."""
         self.num_tokens = 0
         self._requests: dict[RequestId, WaitingRequest] = {}
+        self._queues: dict[QueueName, dict[RequestId, WaitingRequest]] = {}
+        """In the order of arrival; none is empty."""
         self._by_gateway: dict[GatewayId, dict[RequestId, None]] = {}
         self._deadlines: list[tuple[float, int, WaitingRequest]] = []
         self._order = 0
@@ -39,15 +39,20 @@ class WaitingRoom:
     def num_of_gateway(self, gateway: GatewayId) -> int:
         return len(self._by_gateway.get(gateway, ()))
 
-    def oldest(self) -> float | None:
-        """Return when the one that waits longest came in. O(queue): for status calls."""
-        return min((request.arrived for request in self._requests.values()), default=None)
+    @property
+    def sizes(self) -> Mapping[QueueName, int]:
+        """Requests waiting by band, class and model."""
+        return {name: len(queue) for name, queue in self._queues.items()}
+
+    def oldest(self) -> Mapping[QueueName, float]:
+        """Return when the first of each queue came in. O(queues)."""
+        return {name: next(iter(queue.values())).arrived for name, queue in self._queues.items()}
 
     def add(self, request: WaitingRequest) -> None:
         assert request.key.request_id not in self._requests, "a request waits once"
         self._requests[request.key.request_id] = request
         self._by_gateway.setdefault(request.gateway, {})[request.key.request_id] = None
-        self.sizes[self._name(request)] += 1
+        self._queues.setdefault(self._name(request), {})[request.key.request_id] = request
         self.num_tokens += request.acquire.num_prompt_tokens
         self.policy.add(request)
         if request.deadline is not None:
@@ -88,9 +93,10 @@ class WaitingRoom:
         if not mine:
             del self._by_gateway[request.gateway]
         name = self._name(request)
-        self.sizes[name] -= 1
-        if not self.sizes[name]:
-            del self.sizes[name]
+        queue = self._queues[name]
+        del queue[request.key.request_id]
+        if not queue:
+            del self._queues[name]
         self.num_tokens -= request.acquire.num_prompt_tokens
         # Deadlines of requests long placed must not pile up.
         if len(self._deadlines) > 1024 + 2 * len(self._requests):

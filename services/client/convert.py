@@ -3,6 +3,8 @@
 Knows both vocabularies and nothing else. A message of a newer server that has no value here is skipped.
 """
 
+from collections.abc import Iterable
+
 from protos.gateway.v1 import gateway_pb2
 from services.client.errors import IncompleteStream
 from services.client.values import (
@@ -22,6 +24,7 @@ from services.client.values import (
     Tokens,
     TopLogprob,
 )
+from services.domain.degradation import Degraded, Step
 from services.rpc.convert import failure_from_pb, finish_from_pb, miss_reason_from_pb, usage_from_pb
 
 
@@ -103,11 +106,17 @@ def _started(started: gateway_pb2.Started) -> Started:
         cached_tokens=started.cached_tokens,
         seed=started.seed,
         cut_tokens=started.cut_tokens,
+        degraded=_degraded(started.degraded),
     )
 
 
 def _echo(echo: gateway_pb2.Echo) -> Echo:
     return Echo(text=echo.text, token_ids=tuple(echo.token_ids), logprobs=tuple(map(_logprob, echo.logprobs)))
+
+
+def _degraded(degraded: Iterable[gateway_pb2.Degraded]) -> tuple[Degraded, ...]:
+    known = {step.value for step in Step}
+    return tuple(Degraded(Step(one.step), one.asked, one.served) for one in degraded if one.step in known)
 
 
 def _delta(delta: gateway_pb2.Delta) -> Delta:
@@ -151,4 +160,5 @@ def _receipt(receipt: gateway_pb2.Receipt) -> Receipt:
         first_miss_token=receipt.cache.first_miss_token,
         client_label=receipt.client_label,
         exact=receipt.exact,
+        degraded=_degraded(receipt.degraded),
     )

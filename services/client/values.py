@@ -6,6 +6,7 @@ Plain frozen values; knows nothing of protobuf, of channels or of how a stream i
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from services.domain.degradation import Degraded
 from services.domain.errors import ServeError
 from services.domain.generation import FinishReason, Usage
 from services.domain.miss_reason import MissReason
@@ -54,6 +55,8 @@ class Started:
     seed: int
     cut_tokens: int
     """Tokens cut from the left of the prompt; of one that is far too long, at least so many."""
+    degraded: tuple[Degraded, ...] = ()
+    """What it gets less of than it asked for, because the service is overloaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,8 @@ class Receipt:
     client_label: str
     exact: bool
     """The answer is bit for bit what one worker alone would have given."""
+    degraded: tuple[Degraded, ...] = ()
+    """As in `Started`."""
 
 
 Event = Queued | StillWaiting | Started | Echo | Delta | Finished | Receipt

@@ -142,6 +142,13 @@ class QueueFull(ServeError):
     reason = "QUEUE_FULL"
 
 
+class Overloaded(ServeError):
+    """The ladder of degradation lets nothing more of the request's band in (-> RESOURCE_EXHAUSTED)."""
+
+    code = Code.RESOURCE_EXHAUSTED
+    reason = "OVERLOADED"
+
+
 class NoWorker(ServeError):
     """No worker serves the model now (-> UNAVAILABLE)."""
 

@@ -7,6 +7,7 @@ parent means to its children `tenant_book`'s; who counts is not known here.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from services.domain.degradation import Degradation
 from services.domain.generation import Band, Usage
 from services.domain.ids import TenantId
 from services.domain.limits import Allowance, Limits
@@ -79,5 +80,7 @@ class Tenant:
     """KV pages over all workers, enforced by the slices."""
     prices: Prices | None = None
     """None: the parent's."""
+    degradation: Degradation | None = None
+    """What of its requests may get less while the service is overloaded; None: the parent's."""
     outage_allowance: Allowance | None = None
     """What each gateway may admit of it while the quota store does not answer; None: nothing."""

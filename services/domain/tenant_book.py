@@ -165,6 +165,7 @@ def _within(own: Tenant, parent: Tenant) -> Tenant:
         models=models,
         aliases={**parent.aliases, **own.aliases},
         prices=parent.prices if own.prices is None else own.prices,
+        degradation=parent.degradation if own.degradation is None else own.degradation,
     )
 
 

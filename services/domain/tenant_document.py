@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from services.domain.degradation import Degradation
 from services.domain.document_values import (
     Reader,
     a_name,
@@ -33,7 +34,7 @@ MAX_TOKENS = 10**15
 MAX_COUNT = 10**6
 MAX_PRICE = 1e6
 
-NOT_YET = ("kv_pages_guaranteed", "kv_pages_cached", "kv_idle_ttl_s", "degradation")
+NOT_YET = ("kv_pages_guaranteed", "kv_pages_cached", "kv_idle_ttl_s")
 """Fields that nothing enforces yet."""
 
 
@@ -95,12 +96,22 @@ _TENANT: dict[str, Reader] = {
     "aliases": map_of(a_text(128, least=1), a_text(128, least=1)),
     "kv_pages": a_whole(1, 10**9),
     "prices": a_table(Prices, _PRICES),
+    "degradation": a_table(
+        Degradation,
+        {
+            "cap_output_tokens": a_whole(1, 10**9),
+            "cut_prompt_tokens": a_whole(1, 10**9),
+            "smaller_models": map_of(a_text(128, least=1), a_text(128, least=1)),
+        },
+    ),
     "outage_allowance": a_table(
         Allowance,
         {"max_concurrency": a_whole(1, MAX_COUNT), "tokens": _TOKENS},
         required=("max_concurrency", "tokens"),
     ),
 }
+_OPTIONAL_TABLES = ("prices", "degradation")
+"""None is the parent's, which an empty table is not."""
 FIELDS = (*_TENANT, *_LIMITS)
 """Every field of a tenant's document."""
 _read_fields = a_table(dict, _TENANT | _LIMITS, required=("id",), not_yet=NOT_YET)
@@ -126,9 +137,9 @@ def tenant_to_document(tenant: Tenant) -> dict[str, Any]:
         value = getattr(tenant, one.name)
         if one.name == "limits":
             document |= limits_to_document(value)
-        elif one.name == "prices" and value is not None:
-            document["prices"] = _without_defaults(value)
-        elif one.name not in ("id", "prices") and value != _default_of(one):
+        elif one.name in _OPTIONAL_TABLES and value is not None:
+            document[one.name] = _without_defaults(value)
+        elif one.name not in ("id", *_OPTIONAL_TABLES) and value != _default_of(one):
             document[one.name] = _plain(value)
     return document
 
@@ -178,6 +189,9 @@ def _check_between_fields(tenant: Tenant) -> None:
         if model in tenant.aliases:
             raise refused(f"aliases.{alias}", "a model, not another alias", model, None)
         _check_known(f"aliases.{alias}", model, tenant.models)
+    if tenant.degradation is not None:
+        for model, smaller in tenant.degradation.smaller_models.items():
+            _check_known(f"degradation.smaller_models.{model}", smaller, tenant.models)
     callable_names = None if tenant.models is None else (*tenant.models, *tenant.aliases)
     for name in tenant.model_limits:
         _check_known(f"model_limits.{name}", name, callable_names)

@@ -10,6 +10,8 @@ from protos.scheduler.v1 import scheduler_pb2
 from protos.types.v1 import types_pb2
 from protos.worker.v1 import worker_pb2
 from services.domain.capacity import Capacity
+from services.domain.degradation import Step
+from services.domain.generation import Band
 from services.domain.ids import Epoch, WorkerId
 from services.rpc import convert
 from services.rpc.gateway_values import Acquisition, EndReport, ModelState, Placement, Submission, Tops
@@ -47,6 +49,7 @@ def model_from_pb(model: scheduler_pb2.ModelState) -> ModelState:
             page_size=model.page_size,
             max_sequences=model.max_sequences,
         ),
+        steps={Band(one.band): Step(one.step) for one in model.steps},
     )
 
 

@@ -3,11 +3,12 @@
 Knows domain values only; the links turn them into messages. Tokens are not here: they pass as plain lists.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.domain.capacity import Capacity
+from services.domain.degradation import Step
 from services.domain.errors import ServeError
 from services.domain.generation import (
     Band,
@@ -31,6 +32,8 @@ class ModelState:
     num_workers: int
     capacity: Capacity
     """Of the largest of its workers."""
+    steps: Mapping[Band, Step] = field(default_factory=dict)
+    """How far its bands have degraded; absent: not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -151,7 +151,7 @@ class StillWaiting(_message.Message):
     def __init__(self) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("request_id", "model", "model_revision", "prompt_tokens", "cached_tokens", "seed", "cut_tokens")
+    __slots__ = ("request_id", "model", "model_revision", "prompt_tokens", "cached_tokens", "seed", "cut_tokens", "degraded")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +159,7 @@ class Started(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     CUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     model_revision: str
@@ -166,7 +167,18 @@ class Started(_message.Message):
     cached_tokens: int
     seed: int
     cut_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., cut_tokens: _Optional[int] = ...) -> None: ...
+    degraded: _containers.RepeatedCompositeFieldContainer[Degraded]
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., model_revision: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., cut_tokens: _Optional[int] = ..., degraded: _Optional[_Iterable[_Union[Degraded, _Mapping]]] = ...) -> None: ...
+
+class Degraded(_message.Message):
+    __slots__ = ("step", "asked", "served")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    SERVED_FIELD_NUMBER: _ClassVar[int]
+    step: _types_pb2.DegradationStep
+    asked: str
+    served: str
+    def __init__(self, step: _Optional[_Union[_types_pb2.DegradationStep, str]] = ..., asked: _Optional[str] = ..., served: _Optional[str] = ...) -> None: ...
 
 class TopLogprob(_message.Message):
     __slots__ = ("token_id", "token", "logprob")
@@ -233,7 +245,7 @@ class CacheReport(_message.Message):
     def __init__(self, miss_reason: _Optional[_Union[_types_pb2.MissReason, str]] = ..., first_miss_token: _Optional[int] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("request_id", "usage", "queue_ms", "prefill_ms", "decode_ms", "ttft_ms", "tpot_ms", "preemptions", "page_seconds", "worker", "attempts", "cache", "computed_tokens", "client_label", "exact")
+    __slots__ = ("request_id", "usage", "queue_ms", "prefill_ms", "decode_ms", "ttft_ms", "tpot_ms", "preemptions", "page_seconds", "worker", "attempts", "cache", "computed_tokens", "client_label", "exact", "degraded")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
@@ -249,6 +261,7 @@ class Receipt(_message.Message):
     COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CLIENT_LABEL_FIELD_NUMBER: _ClassVar[int]
     EXACT_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     usage: _types_pb2.Usage
     queue_ms: float
@@ -264,7 +277,8 @@ class Receipt(_message.Message):
     computed_tokens: int
     client_label: str
     exact: bool
-    def __init__(self, request_id: _Optional[str] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., tpot_ms: _Optional[float] = ..., preemptions: _Optional[int] = ..., page_seconds: _Optional[float] = ..., worker: _Optional[str] = ..., attempts: _Optional[int] = ..., cache: _Optional[_Union[CacheReport, _Mapping]] = ..., computed_tokens: _Optional[int] = ..., client_label: _Optional[str] = ..., exact: _Optional[bool] = ...) -> None: ...
+    degraded: _containers.RepeatedCompositeFieldContainer[Degraded]
+    def __init__(self, request_id: _Optional[str] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., tpot_ms: _Optional[float] = ..., preemptions: _Optional[int] = ..., page_seconds: _Optional[float] = ..., worker: _Optional[str] = ..., attempts: _Optional[int] = ..., cache: _Optional[_Union[CacheReport, _Mapping]] = ..., computed_tokens: _Optional[int] = ..., client_label: _Optional[str] = ..., exact: _Optional[bool] = ..., degraded: _Optional[_Iterable[_Union[Degraded, _Mapping]]] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "text", "chat", "return_bytes")

@@ -144,7 +144,7 @@ class Models(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ...) -> None: ...
 
 class ModelState(_message.Message):
-    __slots__ = ("name", "revision", "max_context_tokens", "num_workers", "max_pages", "page_size", "max_sequences")
+    __slots__ = ("name", "revision", "max_context_tokens", "num_workers", "max_pages", "page_size", "max_sequences", "steps")
     NAME_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +152,7 @@ class ModelState(_message.Message):
     MAX_PAGES_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
     name: str
     revision: str
     max_context_tokens: int
@@ -159,7 +160,16 @@ class ModelState(_message.Message):
     max_pages: int
     page_size: int
     max_sequences: int
-    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., num_workers: _Optional[int] = ..., max_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., max_sequences: _Optional[int] = ...) -> None: ...
+    steps: _containers.RepeatedCompositeFieldContainer[BandStep]
+    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., num_workers: _Optional[int] = ..., max_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., max_sequences: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[BandStep, _Mapping]]] = ...) -> None: ...
+
+class BandStep(_message.Message):
+    __slots__ = ("band", "step")
+    BAND_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    band: _types_pb2.Band
+    step: _types_pb2.DegradationStep
+    def __init__(self, band: _Optional[_Union[_types_pb2.Band, str]] = ..., step: _Optional[_Union[_types_pb2.DegradationStep, str]] = ...) -> None: ...
 
 class ConnectWorkerRequest(_message.Message):
     __slots__ = ("hello", "report", "heartbeat")
@@ -317,7 +327,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("term", "waiting", "waiting_tokens", "oldest_wait_ms", "workers", "gateways", "placed_total", "rejected_total", "queues")
+    __slots__ = ("term", "waiting", "waiting_tokens", "oldest_wait_ms", "workers", "gateways", "placed_total", "rejected_total", "queues", "models")
     TERM_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -327,6 +337,7 @@ class GetStatusResponse(_message.Message):
     PLACED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     REJECTED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
     term: int
     waiting: int
     waiting_tokens: int
@@ -336,7 +347,8 @@ class GetStatusResponse(_message.Message):
     placed_total: int
     rejected_total: int
     queues: _containers.RepeatedCompositeFieldContainer[BandQueue]
-    def __init__(self, term: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., oldest_wait_ms: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., gateways: _Optional[_Iterable[_Union[GatewayState, _Mapping]]] = ..., placed_total: _Optional[int] = ..., rejected_total: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[BandQueue, _Mapping]]] = ...) -> None: ...
+    models: _containers.RepeatedCompositeFieldContainer[ModelState]
+    def __init__(self, term: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., oldest_wait_ms: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., gateways: _Optional[_Iterable[_Union[GatewayState, _Mapping]]] = ..., placed_total: _Optional[int] = ..., rejected_total: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[BandQueue, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ...) -> None: ...
 
 class BandQueue(_message.Message):
     __slots__ = ("band", "request_class", "model", "waiting")

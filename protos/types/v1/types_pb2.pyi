@@ -14,6 +14,16 @@ class Band(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BAND_STANDARD: _ClassVar[Band]
     BAND_BATCH: _ClassVar[Band]
 
+class DegradationStep(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DEGRADATION_STEP_UNSPECIFIED: _ClassVar[DegradationStep]
+    DEGRADATION_STEP_BATCH_WAIT: _ClassVar[DegradationStep]
+    DEGRADATION_STEP_CAP_OUTPUT: _ClassVar[DegradationStep]
+    DEGRADATION_STEP_CUT_CONTEXT: _ClassVar[DegradationStep]
+    DEGRADATION_STEP_SMALLER_MODEL: _ClassVar[DegradationStep]
+    DEGRADATION_STEP_THROTTLE: _ClassVar[DegradationStep]
+    DEGRADATION_STEP_REFUSE: _ClassVar[DegradationStep]
+
 class RequestClass(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     REQUEST_CLASS_UNSPECIFIED: _ClassVar[RequestClass]
@@ -46,6 +56,13 @@ BAND_UNSPECIFIED: Band
 BAND_INTERACTIVE: Band
 BAND_STANDARD: Band
 BAND_BATCH: Band
+DEGRADATION_STEP_UNSPECIFIED: DegradationStep
+DEGRADATION_STEP_BATCH_WAIT: DegradationStep
+DEGRADATION_STEP_CAP_OUTPUT: DegradationStep
+DEGRADATION_STEP_CUT_CONTEXT: DegradationStep
+DEGRADATION_STEP_SMALLER_MODEL: DegradationStep
+DEGRADATION_STEP_THROTTLE: DegradationStep
+DEGRADATION_STEP_REFUSE: DegradationStep
 REQUEST_CLASS_UNSPECIFIED: RequestClass
 REQUEST_CLASS_SHORT: RequestClass
 REQUEST_CLASS_LONG: RequestClass

@@ -2,6 +2,7 @@
 
 from hypothesis import strategies as st
 
+from services.domain.degradation import Degradation
 from services.domain.generation import Band
 from services.domain.ids import TenantId
 from services.domain.limits import Allowance, Budget, Limits, Rate
@@ -55,5 +56,11 @@ tenants = st.builds(
     aliases=st.dictionaries(st.sampled_from(["fast", "good"]), st.sampled_from(["small", "large"])),
     kv_pages=st.none() | counts,
     prices=st.none() | prices,
+    degradation=st.none()
+    | st.builds(
+        Degradation,
+        cap_output_tokens=st.none() | counts,
+        cut_prompt_tokens=st.none() | counts,
+    ),
     outage_allowance=st.none() | st.builds(Allowance, max_concurrency=counts, tokens=tokens),
 )

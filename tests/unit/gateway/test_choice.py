@@ -19,7 +19,7 @@ def arrive(choice: Choice, position: int, text: bytes) -> int:
 
 def take(choice: Choice) -> tuple[list[Event], list[int]]:
     stopped: list[int] = []
-    return list(choice.take(stopped.append)), stopped
+    return list(choice.take(lambda index, reason: stopped.append(index))), stopped
 
 
 def test_tokens_between_two_takes_are_one_delta() -> None:

@@ -1,0 +1,49 @@
+"""What one request gets less of, by the step its band stands on and what its tenant agreed to.
+
+Pure: knows neither pressure nor models beyond their names.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+from gateway.core.output_cap import GRACE_TOKENS
+from services.domain.degradation import Degradation, Degraded, Step
+from services.domain.generation import StopParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relief:
+    """None: not less than asked for."""
+
+    cap_output_tokens: int | None = None
+    cut_prompt_tokens: int | None = None
+    smaller_model: str | None = None
+
+
+def relief_of(policy: Degradation | None, step: Step, model: str) -> Relief:
+    """Return what a request to `model` gets less of at `step`."""
+    if policy is None:
+        return Relief()
+    return Relief(
+        cap_output_tokens=policy.cap_output_tokens if step >= Step.CAP_OUTPUT else None,
+        cut_prompt_tokens=policy.cut_prompt_tokens if step >= Step.CUT_CONTEXT else None,
+        smaller_model=policy.smaller_models.get(model) if step >= Step.SMALLER_MODEL else None,
+    )
+
+
+def capped(stop: StopParams, cap: int | None) -> tuple[StopParams, Degraded | None]:
+    """Return what is reserved and asked of the worker under an output cap, and what to tell of it.
+
+    The worker is asked for a little more, in which the answer's last sentence can end. A least output that
+    the caller asked for moves the cap.
+
+    Worked number: 1,024 asked for under a cap of 200 reserve 264.
+    """
+    if cap is None or stop.max_output_tokens <= max(cap, stop.min_output_tokens):
+        return stop, None
+    cap = max(cap, stop.min_output_tokens)
+    most = min(stop.max_output_tokens, cap + GRACE_TOKENS)
+    return (
+        dataclasses.replace(stop, max_output_tokens=most),
+        Degraded(Step.CAP_OUTPUT, str(stop.max_output_tokens), str(cap)),
+    )

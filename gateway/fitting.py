@@ -1,0 +1,90 @@
+"""Fits a request to a model: checks it, tokenises its prompt and resolves its lengths.
+
+Where its band has degraded, the request may get less than it asked for; what, is said beside the result.
+Knows models and the tokenizer by their interfaces; reserves nothing and asks nobody for a place.
+"""
+
+import dataclasses
+import secrets
+from dataclasses import dataclass
+
+from gateway.core.lengths import check_prompt, most_prompt_tokens, too_long
+from gateway.core.relief import Relief, capped, relief_of
+from gateway.core.request import GenerationRequest
+from gateway.core.validation import Options, check
+from gateway.models import ModelBook, ServedModel
+from gateway.prompts import Prompt, PromptEncoder
+from services.artifacts.long_text import TooManyTokens
+from services.domain.degradation import Degraded, Step
+from services.domain.errors import InvalidField, NoWorker, UnknownModel
+from services.domain.generation import StopParams
+from services.domain.tenant import Tenant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """A request whose every value is resolved."""
+
+    model: ServedModel
+    options: Options
+    prompt: Prompt
+    stop: StopParams
+    degraded: tuple[Degraded, ...] = ()
+    """What it gets less of than it asked for, by step."""
+
+    @property
+    def output_cap(self) -> int | None:
+        """Tokens after which each choice ends with its sentence."""
+        return next((int(one.served) for one in self.degraded if one.step is Step.CAP_OUTPUT), None)
+
+
+async def fit(
+    request: GenerationRequest, tenant: Tenant, salt: bytes, models: ModelBook, encoder: PromptEncoder
+) -> Fitted:
+    """Fit a request to the model that its tenant means, or while that is overloaded to a smaller one.
+
+    Raises:
+        ServeError: A field is out of range, the prompt cannot fit, or nobody serves the model.
+    """
+    model = models.find_for(tenant, request.model)
+    seed = secrets.randbits(64)
+    options = check(request, tenant, model.profile, seed)
+    step = model.state.steps.get(options.band, Step.NONE)
+    relief = relief_of(tenant.degradation, step, model.local.name)
+    if relief.smaller_model is not None:
+        try:
+            smaller = models.find(relief.smaller_model)
+            options_there = check(request, tenant, smaller.profile, seed)
+            fitted = await _fit(request, tenant, salt, smaller, options_there, relief, encoder)
+        except (InvalidField, NoWorker, UnknownModel):
+            pass  # What does not fit the smaller model is served by its own.
+        else:
+            moved = Degraded(Step.SMALLER_MODEL, model.local.name, smaller.local.name)
+            return dataclasses.replace(fitted, degraded=(*fitted.degraded, moved))
+    return await _fit(request, tenant, salt, model, options, relief, encoder)
+
+
+async def _fit(
+    request: GenerationRequest,
+    tenant: Tenant,
+    salt: bytes,
+    model: ServedModel,
+    options: Options,
+    relief: Relief,
+    encoder: PromptEncoder,
+) -> Fitted:
+    max_tokens = most_prompt_tokens(request, tenant, options, model.profile)
+    is_cut_short = relief.cut_prompt_tokens is not None and relief.cut_prompt_tokens < max_tokens
+    if relief.cut_prompt_tokens is not None and is_cut_short:
+        request, max_tokens = dataclasses.replace(request, cut_left=True), relief.cut_prompt_tokens
+    try:
+        prompt = await encoder.encode(request, model, salt, max_tokens)
+    except TooManyTokens as exc:
+        raise too_long(request, tenant, options, max_tokens) from exc
+    stop = check_prompt(request, tenant, options, model.profile, len(prompt.ids))
+    stop, cap = capped(stop, relief.cap_output_tokens)
+    degraded = [] if cap is None else [cap]
+    if is_cut_short and prompt.cut_tokens:
+        asked = len(prompt.ids) + prompt.cut_tokens
+        degraded.append(Degraded(Step.CUT_CONTEXT, str(asked), str(len(prompt.ids))))
+    return Fitted(model=model, options=options, prompt=prompt, stop=stop, degraded=tuple(degraded))

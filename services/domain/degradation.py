@@ -1,0 +1,48 @@
+"""The ladder of degradation: its steps, what of them a tenant agreed to, and what one request got less of.
+
+Values only. Who climbs is the scheduler's business, what a step does to a request the gateway's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+
+class Step(IntEnum):
+    """How far a band of one model has climbed; a step holds all the steps below it."""
+
+    NONE = 0
+    BATCH_WAIT = 1
+    """Arrivals are no longer held back to be placed together."""
+    CAP_OUTPUT = 2
+    """Answers end at the next sentence after fewer tokens."""
+    CUT_CONTEXT = 3
+    """Long prompts are cut from the left; the system message and the newest turns stay."""
+    SMALLER_MODEL = 4
+    """Requests go to a smaller model."""
+    THROTTLE = 5
+    """Of each tenant only a few requests may wait."""
+    REFUSE = 6
+    """Nothing more is let in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degradation:
+    """The steps that change content and that a tenant agreed to; each is off until it is given."""
+
+    cap_output_tokens: int | None = None
+    """Tokens after which an answer ends with its sentence."""
+    cut_prompt_tokens: int | None = None
+    """Length that a prompt is cut to."""
+    smaller_models: Mapping[str, str] = field(default_factory=dict)
+    """What serves a model's requests instead of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Degraded:
+    """What one request asked for, and what it was served."""
+
+    step: Step
+    asked: str
+    served: str
+    """In the step's own unit: tokens of output or prompt, or a model's name."""

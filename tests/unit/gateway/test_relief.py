@@ -1,0 +1,48 @@
+"""What a request gets less of at each step."""
+
+import pytest
+
+from gateway.core.output_cap import GRACE_TOKENS
+from gateway.core.relief import Relief, capped, relief_of
+from services.domain.degradation import Degradation, Degraded, Step
+from services.domain.generation import StopParams
+
+POLICY = Degradation(cap_output_tokens=100, cut_prompt_tokens=2000, smaller_models={"large": "small"})
+
+
+@pytest.mark.parametrize(
+    ("step", "relief"),
+    [
+        (Step.BATCH_WAIT, Relief()),
+        (Step.CAP_OUTPUT, Relief(cap_output_tokens=100)),
+        (Step.CUT_CONTEXT, Relief(cap_output_tokens=100, cut_prompt_tokens=2000)),
+        (Step.REFUSE, Relief(cap_output_tokens=100, cut_prompt_tokens=2000, smaller_model="small")),
+    ],
+)
+def test_a_step_holds_those_below_it(step: Step, relief: Relief) -> None:
+    assert relief_of(POLICY, step, "large") == relief
+
+
+def test_only_what_a_tenant_agreed_to_is_less() -> None:
+    assert relief_of(None, Step.REFUSE, "large") == Relief()
+    assert relief_of(Degradation(cut_prompt_tokens=7), Step.REFUSE, "large") == Relief(cut_prompt_tokens=7)
+    assert relief_of(POLICY, Step.REFUSE, "another").smaller_model is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "least", "served", "told"),
+    [
+        (100, 0, 100, None),
+        (1000, 0, 100 + GRACE_TOKENS, "100"),
+        (120, 0, 120, "100"),
+        (1000, 300, 300 + GRACE_TOKENS, "300"),
+        (300, 300, 300, None),
+    ],
+)
+def test_a_capped_answer_may_end_its_sentence_but_never_gets_more_than_asked_for(
+    asked: int, least: int, served: int, told: str | None
+) -> None:
+    stop = StopParams(max_output_tokens=asked, min_output_tokens=least)
+    limited, degraded = capped(stop, 100)
+    assert limited.max_output_tokens == served
+    assert degraded == (None if told is None else Degraded(Step.CAP_OUTPUT, str(asked), told))

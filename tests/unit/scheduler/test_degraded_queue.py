@@ -1,0 +1,103 @@
+"""What the steps of the ladder do in the scheduler: no batch wait, few requests per tenant, nobody."""
+
+import pytest
+
+from scheduler.core.degrade import LadderRules
+from scheduler.core.fair_queue import FairPolicy
+from scheduler.core.outputs import ModelsChanged, Output, Placed, Rejected
+from scheduler.core.rules import Rules
+from scheduler.core.state import SchedulerCore
+from services.domain.degradation import Step
+from services.domain.errors import Overloaded
+from services.domain.generation import Band
+from tests.unit.scheduler.builders import GATEWAY, MODEL, acquire, hello, key, only, report
+
+RULES = Rules(
+    batch_wait_s=0.5,
+    ladder=LadderRules(targets_s={Band.STANDARD: 1.0, Band.BATCH: 1.0}, rise_after_s=2.0, fall_after_s=5.0),
+)
+
+
+class Queue:
+    """A core with one worker that takes nothing, looked at each second."""
+
+    def __init__(self, rules: Rules = RULES) -> None:
+        self.now = 0.0
+        self.core = SchedulerCore(rules, FairPolicy(), self.now)
+        self.core.worker_connected(hello(), self.now)
+        self.ask("first", tenant="first", band=Band.BATCH)
+
+    def ask(
+        self, request_id: str, *, tenant: str = "t", band: Band = Band.BATCH, attempt: int = 1
+    ) -> list[Output]:
+        wanted = acquire(request_id, tenant=tenant, band=band, attempt=attempt)
+        return self.core.acquire(GATEWAY, wanted, self.now)
+
+    def until(self, step: Step, band: Band = Band.BATCH) -> list[Output]:
+        """Let time pass, as the core itself asks to be woken, until a band stands on `step`."""
+        outputs: list[Output] = []
+        while self.core.ladder.step(MODEL, band) is not step:
+            due = self.core.next_wake()
+            assert due is not None, "with somebody waiting the core looks again"
+            self.now = max(due, self.now + 0.001)
+            assert self.now < 1000
+            outputs += self.core.place(self.now)
+        return outputs
+
+
+def refused(outputs: list[Output]) -> list[Overloaded]:
+    return [one.error for one in only(Rejected, outputs) if isinstance(one.error, Overloaded)]
+
+
+def test_gateways_are_told_of_each_step_once() -> None:
+    told = only(ModelsChanged, Queue().until(Step.REFUSE))
+    assert [one.models[0].steps for one in told] == [{Band.BATCH: step} for step in list(Step)[1:]]
+
+
+def test_a_band_that_has_degraded_is_not_held_back_to_be_placed_together() -> None:
+    queue = Queue()
+    queue.until(Step.BATCH_WAIT)
+    queue.core.report(hello().worker, report(granted=8), queue.now)
+    assert [one.acquire.key for one in only(Placed, queue.core.place(queue.now))] == [key("first")]
+    queue.ask("degraded")
+    assert only(Placed, queue.core.place(queue.now))
+    queue.ask("not degraded", band=Band.STANDARD)
+    assert not only(Placed, queue.core.place(queue.now)), "the control waits for its window"
+
+
+def test_in_a_throttled_band_each_tenant_has_one_request_waiting() -> None:
+    queue = Queue()
+    assert not refused([*queue.ask("1"), *queue.ask("2")]), "the control: nothing is throttled yet"
+    queue.until(Step.THROTTLE)
+    (error,) = refused(queue.ask("3"))
+    assert (
+        error.message
+        == "2 requests of this tenant wait, m is overloaded and its batch band degraded to step throttle"
+    )
+    assert (error.detail.retry_after_s, error.detail.quota) == (5.0, "degradation/m/batch")
+    assert not refused(queue.ask("4", tenant="quiet"))
+    assert not refused(queue.ask("5", band=Band.STANDARD)), "a better band goes on"
+
+
+@pytest.mark.parametrize(("attempt", "is_refused"), [(1, True), (2, False)])
+def test_at_the_top_nothing_new_is_let_in_but_further_attempts_are(attempt: int, is_refused: bool) -> None:
+    queue = Queue()
+    queue.until(Step.REFUSE)
+    assert bool(refused(queue.ask("new", tenant="quiet", attempt=attempt))) is is_refused
+
+
+def test_when_the_queue_is_gone_everybody_is_let_in_again() -> None:
+    queue = Queue()
+    queue.until(Step.REFUSE)
+    queue.core.abandon(key("first"), None)
+    told = only(ModelsChanged, queue.until(Step.NONE))
+    assert told[-1].models[0].steps == {}
+    assert queue.core.next_wake() is None
+    assert not refused(queue.ask("new"))
+
+
+def test_without_targets_nobody_is_refused_however_long_the_queue_waits() -> None:
+    queue = Queue(Rules())
+    for queue.now in range(1000):
+        queue.core.place(queue.now)
+    assert not refused(queue.ask("late"))
