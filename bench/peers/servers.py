@@ -1,6 +1,7 @@
 """How each server is started for `bench.peers`, ours among them. Knows nothing of the load."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -157,8 +158,7 @@ def running(server: Server, log: Path) -> Iterator[float]:
         try:
             while not _is_ready(server):
                 if (status := process.poll()) is not None:
-                    ended = f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
-                    raise Unavailable(f"{ended} while starting: {_reason(log.read_text())}")
+                    raise Unavailable(f"{_ended(status)} while starting: {_reason(log.read_text())}")
                 if time.monotonic() - began > START_LIMIT_S:
                     raise Unavailable(f"not ready after {START_LIMIT_S:.0f} s: {_reason(log.read_text())}")
                 time.sleep(0.1)
@@ -179,6 +179,11 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     _, left = psutil.wait_procs(children, timeout=20)
     for child in left:
         child.kill()
+
+
+def _ended(status: int) -> str:
+    """Say how a process ended; `Illegal instruction` is a program for another CPU."""
+    return f"ended with status {status}" if status >= 0 else f"ended by {signal.strsignal(-status)}"
 
 
 def _is_ready(server: Server) -> bool:

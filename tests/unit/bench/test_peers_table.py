@@ -60,8 +60,20 @@ def test_a_peer_that_is_not_there_is_named_with_its_reason() -> None:
     assert line_of(found, "ss16     output").endswith("no figure: nothing to hold it against ran")
 
 
-def test_a_server_that_ends_while_starting_says_why(tmp_path: Path) -> None:
-    program = "import sys; print('loading'); sys.exit('RuntimeError: no such instruction')"
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (
+            "import sys; print('loading'); sys.exit('RuntimeError: no such instruction')",
+            "ended with status 1 while starting: RuntimeError: no such instruction",
+        ),
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGILL)",
+            "ended by Illegal instruction while starting: its log is empty",
+        ),
+    ],
+)
+def test_a_server_that_ends_while_starting_says_why(tmp_path: Path, program: str, why: str) -> None:
     server = Server(
         name="peer",
         command=(sys.executable, "-c", program),
@@ -69,7 +81,6 @@ def test_a_server_that_ends_while_starting_says_why(tmp_path: Path) -> None:
         model="m",
         ready="/health",
     )
-    why = "ended with status 1 while starting: RuntimeError: no such instruction"
     with pytest.raises(Unavailable, match=why), running(server, tmp_path / "log"):
         pass
 
