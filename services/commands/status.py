@@ -111,6 +111,8 @@ def show(status: Status) -> Group:
                 f"{queue.rejected_total} refused, {queue.num_gateways} gateways"
             )
         )
+        if queue.degraded:
+            parts.append(Text(f"degraded   {', '.join(queue.degraded)}", style="yellow"))
     if (index := status.index) is not None:
         parts.append(
             Text(

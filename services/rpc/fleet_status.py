@@ -13,6 +13,8 @@ from protos.kvmanager.v1 import kvmanager_pb2, kvmanager_pb2_grpc
 from protos.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 from services.chassis.grpc import create_channel, is_serving
+from services.domain.degradation import Step
+from services.domain.generation import Band
 
 LIMIT_S = 1.0
 
@@ -41,6 +43,8 @@ class QueueStatus:
     placed_total: int
     rejected_total: int
     num_gateways: int
+    degraded: tuple[str, ...]
+    """Bands that have degraded, as `model/band: step`."""
     workers: tuple[PlacedWorker, ...]
 
 
@@ -107,6 +111,11 @@ async def queue_status(address: str) -> QueueStatus | None:
         placed_total=answer.placed_total,
         rejected_total=answer.rejected_total,
         num_gateways=len(answer.gateways),
+        degraded=tuple(
+            f"{model.name}/{Band(one.band).name.lower()}: {Step(one.step).name.lower()}"
+            for model in answer.models
+            for one in model.steps
+        ),
         workers=workers,
     )
 

@@ -1,6 +1,7 @@
 """The scheduler over real gRPC, with gateways, workers and a kvmanager that play their parts."""
 
 import asyncio
+import dataclasses
 import json
 import sys
 import time
@@ -25,6 +26,7 @@ from services.chassis.errors import ErrorInterceptor
 from services.chassis.grpc import bind, create_channel, create_server
 from services.chassis.metrics import Metrics
 from services.domain.ids import Epoch
+from services.rpc.fleet_status import queue_status
 from tests.fakes.scheduler_peers import FakeGateway, FakeKvManager, FakeWorker, pb_acquire
 
 
@@ -40,9 +42,9 @@ class Running:
 
 @asynccontextmanager
 async def scheduler(
-    *, epoch: int = 1, port: int = 0, kvmanager: str | None = None, batch_wait_ms: int = 0
+    *, epoch: int = 1, port: int = 0, kvmanager: str | None = None, **settings: int
 ) -> AsyncIterator[Running]:
-    config = SchedulerConfig(kvmanager=kvmanager, batch_wait_ms=batch_wait_ms)
+    config = dataclasses.replace(SchedulerConfig(kvmanager=kvmanager), **settings)  # type: ignore[arg-type]
     metrics = Metrics()
     dispatcher = Dispatcher(
         config.rules(), new_policy=FifoPolicy, epoch=Epoch(epoch), metrics=SchedulerMetrics(metrics)
@@ -309,7 +311,7 @@ async def test_status_and_metrics_tell_what_waits(running: Running) -> None:
 
 
 async def test_the_batch_window_gathers_over_the_wire() -> None:
-    async with scheduler(batch_wait_ms=100) as running:
+    async with scheduler(batch_wait_ms=1000) as running:
         worker = await FakeWorker(running.channel).connect(granted=9)
         gateway = await FakeGateway(running.channel).connect()
         for name in "abc":
@@ -317,3 +319,14 @@ async def test_the_batch_window_gathers_over_the_wire() -> None:
         await gateway.until(placements(3))
         await worker.until(lambda w: bool(w.heard["placed"]))
         assert [p.highest_seq for p in worker.heard["placed"]] == [3], "placed in one go"
+
+
+async def test_gateways_and_status_hear_of_a_band_that_degrades() -> None:
+    async with scheduler(standard_target_ms=1, degrade_after_ms=0) as running:
+        await FakeWorker(running.channel).connect(granted=0)
+        gateway = await FakeGateway(running.channel).connect()
+        gateway.acquire(pb_acquire("a"))
+        await gateway.until(lambda g: any(model.steps for told in g.heard["models"] for model in told.models))
+        status = await queue_status(f"127.0.0.1:{running.port}")
+        assert status is not None
+        assert [one.rpartition(":")[0] for one in status.degraded] == ["m/standard"]
