@@ -17,6 +17,7 @@ from services.chassis.config import check_range
 from services.chassis.grpc import split_address
 from services.chassis.logging import LEVELS
 from services.domain.generation import Band
+from services.domain.ids import WorkerId
 
 
 class Policy(StrEnum):
@@ -65,6 +66,13 @@ class SchedulerConfig:
     """Milliseconds that the wait must be too long before each step; 0 to 600000."""
     recover_after_ms: int = 30_000
     """Milliseconds that it must be at most half of that before each step back; 0 to 600000."""
+    max_long_share: float = 0.9
+    """Part of a worker's seats that long requests may take; 0.05 to 1."""
+    max_short_share: float = 0.9
+    """Part of a worker's seats that short requests may take while long ones wait; 0.05 to 1."""
+    long_workers: tuple[str, ...] = ()
+    """Names of workers that serve all long requests and nothing else. A model of whose workers
+    none is named (or all are) shares them between short and long ones."""
     max_waiting: int = 10_000
     """Requests per model that may wait in a band and the bands before it."""
     max_waiting_tokens: int = 16_000_000
@@ -93,6 +101,8 @@ class SchedulerConfig:
             check_range(name, getattr(self, name), 0, 3_600_000)
         check_range("degrade_after_ms", self.degrade_after_ms, 0, 600_000)
         check_range("recover_after_ms", self.recover_after_ms, 0, 600_000)
+        check_range("max_long_share", self.max_long_share, 0.05, 1)
+        check_range("max_short_share", self.max_short_share, 0.05, 1)
         check_range("max_waiting", self.max_waiting, 1)
         check_range("max_waiting_tokens", self.max_waiting_tokens, 1)
         if self.log_level not in LEVELS:
@@ -118,6 +128,9 @@ class SchedulerConfig:
             batch_wait_s=self.batch_wait_ms / 1000,
             match_within_s=self.match_within_ms / 1000,
             submit_within_s=self.submit_within_ms / 1000,
+            max_long_share=self.max_long_share,
+            max_short_share=self.max_short_share,
+            long_workers=frozenset(map(WorkerId, self.long_workers)),
             max_waiting=self.max_waiting,
             max_waiting_tokens=self.max_waiting_tokens,
             ladder=self._ladder(),

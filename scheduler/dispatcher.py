@@ -15,7 +15,7 @@ from opentelemetry.trace import Span
 
 from scheduler.core.boots import Boots
 from scheduler.core.credits import Report, WorkerHello
-from scheduler.core.outputs import AskMatch, ModelsChanged, Output, Placed, PlacementsMade, Rejected
+from scheduler.core.outputs import AskMatch, ModelsChanged, Output, Placed, PlacementsMade, Ranks, Rejected
 from scheduler.core.policy import QueuePolicy
 from scheduler.core.request import Acquire, Match
 from scheduler.core.rules import Rules
@@ -251,7 +251,7 @@ class Dispatcher:
             elif isinstance(output, ModelsChanged):
                 for _, session in self.gateways.values():
                     session.send(output)
-            elif isinstance(output, PlacementsMade):
+            elif isinstance(output, PlacementsMade | Ranks):
                 if output.worker in self._workers:
                     self._workers[output.worker].send(output)
             else:

@@ -9,7 +9,16 @@ from typing import cast
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.types.v1 import types_pb2
 from scheduler.core.credits import Report, WorkerHello
-from scheduler.core.outputs import ModelsChanged, ModelState, Output, Placed, PlacementsMade, Queued, Rejected
+from scheduler.core.outputs import (
+    ModelsChanged,
+    ModelState,
+    Output,
+    Placed,
+    PlacementsMade,
+    Queued,
+    Ranks,
+    Rejected,
+)
 from scheduler.core.request import Acquire, PromptUse
 from services.domain.block_hash import DIGEST_BYTES
 from services.domain.capacity import Capacity
@@ -163,6 +172,9 @@ def models(states: Iterable[ModelState]) -> list[pb.ModelState]:
 
 
 def to_worker(output: Output) -> pb.ConnectWorkerResponse:
-    assert isinstance(output, PlacementsMade), "workers hear of placements only"
+    if isinstance(output, Ranks):
+        over_share = {str(tenant): far for tenant, far in output.over_share.items()}
+        return pb.ConnectWorkerResponse(ranks=pb.Ranks(version=output.version, over_share=over_share))
+    assert isinstance(output, PlacementsMade), "workers hear of placements and ranks only"
     placed = pb.Placed(highest_seq=output.highest_seq, abandoned=output.abandoned)
     return pb.ConnectWorkerResponse(placed=placed)

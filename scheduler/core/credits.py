@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from scheduler.core.outputs import Placed
 from scheduler.core.request import PromptUse
 from services.domain.capacity import Capacity
+from services.domain.generation import RequestClass
 from services.domain.ids import Epoch, GatewayId, Namespace, RequestKey, TenantId, WorkerId
 
 DECODE_TOKENS = 64
@@ -64,6 +65,7 @@ class Placement:
     """A request given to a worker that has not said it started."""
 
     gateway: GatewayId
+    kind: RequestClass
     seq: int
     uncached_tokens: int
     num_pages: int
@@ -88,8 +90,10 @@ class WorkerCredits:
         """Number of the last placement on any worker that chose this one; breaks ties."""
         self.outstanding: dict[RequestKey, Placement] = {}
         self._output_tokens: dict[TenantId, int] = {}
-        self._seen_tokens = 0
-        self._unseen_tokens = 0
+        self.ranks_version = 0
+        self.ranks_due = now
+        self._seen_tokens = dict.fromkeys(RequestClass, 0)
+        self._unseen_tokens = dict.fromkeys(RequestClass, 0)
         self._unseen_pages = 0
         self._unseen = 0
 
@@ -102,10 +106,10 @@ class WorkerCredits:
         """Placements that the worker would take now."""
         return 0 if self.draining else max(0, self.report.granted - self.placed)
 
-    @property
-    def outstanding_tokens(self) -> int:
-        """Uncached tokens placed and not started; of those it has seen, the worker's own count is a bound."""
-        return min(self._seen_tokens, self.report.waiting_tokens) + self._unseen_tokens
+    def outstanding_tokens(self, kind: RequestClass) -> int:
+        """Return a class's uncached tokens placed and not started; of those it has seen, the worker's own
+        count is a bound."""
+        return min(self._seen_tokens[kind], self.report.waiting_tokens) + self._unseen_tokens[kind]
 
     @property
     def startable_pages(self) -> int:
@@ -120,17 +124,19 @@ class WorkerCredits:
     def load_tokens(self) -> int:
         """Work in front of a new request: prefill still to do, and the company in every step."""
         sequences = self.report.running + self.report.waiting + self._unseen
-        return self.report.waiting_tokens + self._unseen_tokens + DECODE_TOKENS * sequences
+        unseen = sum(self._unseen_tokens.values())
+        return self.report.waiting_tokens + unseen + DECODE_TOKENS * sequences
 
-    def can_take(self, uncached_tokens: int, num_pages: int) -> bool:
+    def can_take(self, uncached_tokens: int, num_pages: int, kind: RequestClass) -> bool:
         """Say whether a request may be placed now.
 
-        The window is the larger of one request and one step's budget of uncached tokens. Worked number:
-        budget 512, 300 outstanding: 200 more fit, 400 must wait; with nothing outstanding 4,000 fit.
+        The window is the larger of one request and one step's budget of uncached tokens, and each class has
+        its own: a long prompt that has not started holds back no short one. Worked number: budget 512, 300
+        outstanding: 200 more fit, 400 must wait; with nothing outstanding 4,000 fit.
         """
         if self.free_credits == 0:
             return False
-        outstanding = self.outstanding_tokens
+        outstanding = self.outstanding_tokens(kind)
         if outstanding and outstanding + uncached_tokens > self.hello.max_step_tokens:
             return False
         return self.idle or num_pages <= self.startable_pages
@@ -174,11 +180,13 @@ class WorkerCredits:
 
     def _count(self) -> None:
         """Derive the sums from the table. It is short: at most the worker's window."""
-        self._seen_tokens = self._unseen_tokens = self._unseen_pages = self._unseen = 0
+        self._seen_tokens = dict.fromkeys(RequestClass, 0)
+        self._unseen_tokens = dict.fromkeys(RequestClass, 0)
+        self._unseen_pages = self._unseen = 0
         for placement in self.outstanding.values():
             if placement.seq <= self.report.placements_seen:
-                self._seen_tokens += placement.uncached_tokens
+                self._seen_tokens[placement.kind] += placement.uncached_tokens
             else:
                 self._unseen += 1
-                self._unseen_tokens += placement.uncached_tokens
+                self._unseen_tokens[placement.kind] += placement.uncached_tokens
                 self._unseen_pages += placement.num_pages

@@ -1,8 +1,10 @@
 """First in, first out inside a band; bands are strict.
 
-Knows no tenant's share and no class: whoever waits longest in the highest band is next.
+Whoever waits longest in the highest band is next. Knows no tenant's share; keeps classes apart only so that
+one of which nothing can be placed need not be looked through.
 """
 
+import heapq
 from collections.abc import Collection, Iterable, Iterator
 
 from scheduler.core.arrival_queue import ArrivalQueue
@@ -16,19 +18,22 @@ class FifoPolicy(NoAccounts):
     """`QueuePolicy` without fairness between tenants."""
 
     def __init__(self) -> None:
-        self._bands: dict[str, dict[Band, ArrivalQueue]] = {}
+        self._bands: dict[str, dict[Band, dict[RequestClass, ArrivalQueue]]] = {}
 
     def add(self, request: WaitingRequest) -> None:
-        bands = self._bands.get(request.acquire.model)
+        acquire = request.acquire
+        bands = self._bands.get(acquire.model)
         if bands is None:
-            bands = self._bands[request.acquire.model] = {band: ArrivalQueue() for band in sorted(Band)}
-        bands[request.acquire.band].add(request)
+            bands = self._bands[acquire.model] = {
+                band: {kind: ArrivalQueue() for kind in RequestClass} for band in sorted(Band)
+            }
+        bands[acquire.band][acquire.request_class].add(request)
 
     def remove(self, request: WaitingRequest) -> None:
-        model = request.acquire.model
-        self._bands[model][request.acquire.band].remove(request)
-        if not any(self._bands[model].values()):
-            del self._bands[model]
+        acquire = request.acquire
+        self._bands[acquire.model][acquire.band][acquire.request_class].remove(request)
+        if not self.num_waiting(acquire.model):
+            del self._bands[acquire.model]
 
     def placed(self, request: WaitingRequest, worker: WorkerId, cached_tokens: int) -> None:
         self.remove(request)
@@ -36,19 +41,25 @@ class FifoPolicy(NoAccounts):
     def candidates(
         self, model: str, *, closed: Collection[RequestClass] = (), held: Collection[TenantId] | None = None
     ) -> Iterator[WaitingRequest]:
-        for queue in self._bands.get(model, {}).values():
-            for request in queue:
-                if request.acquire.request_class not in closed and request.acquire.tenant not in (held or ()):
+        for classes in self._bands.get(model, {}).values():
+            queues = [queue for kind, queue in classes.items() if kind not in closed]
+            for request in heapq.merge(*queues, key=lambda request: request.arrived):
+                if request.acquire.tenant not in (held or ()):
                     yield request
 
     def models(self) -> Iterable[str]:
         return tuple(self._bands)
 
     def num_waiting(self, model: str, lowest: Band = Band.BATCH) -> int:
-        return sum(len(queue) for band, queue in self._bands.get(model, {}).items() if band <= lowest)
+        return sum(len(queue) for queue in self._queues(model, lowest))
 
     def num_tokens(self, model: str, lowest: Band = Band.BATCH) -> int:
-        return sum(queue.num_tokens for band, queue in self._bands.get(model, {}).items() if band <= lowest)
+        return sum(queue.num_tokens for queue in self._queues(model, lowest))
 
     def position(self, request: WaitingRequest) -> int:
         return self.num_waiting(request.acquire.model, request.acquire.band)
+
+    def _queues(self, model: str, lowest: Band) -> Iterator[ArrivalQueue]:
+        for band, classes in self._bands.get(model, {}).items():
+            if band <= lowest:
+                yield from classes.values()

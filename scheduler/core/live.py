@@ -1,11 +1,14 @@
 """Which attempt of a request is on which worker, from its placement to its end.
 
-Knows keys and workers, and which blocks a request computes; tells an old attempt from a new one.
+Knows keys and workers, the seats of each class, and which blocks a request computes; tells an old attempt
+from a new one.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from scheduler.core.in_flight import InFlight
+from services.domain.generation import RequestClass
 from services.domain.ids import BlockHash, RequestId, RequestKey, WorkerId
 
 
@@ -14,7 +17,9 @@ class LiveTable:
 
     def __init__(self) -> None:
         self._requests: dict[RequestId, tuple[int, WorkerId]] = {}
-        self._on: dict[WorkerId, dict[RequestId, None]] = {}
+        self._on: dict[WorkerId, dict[RequestId, tuple[RequestClass, int]]] = {}
+        """With class and seats."""
+        self._seats: Counter[tuple[WorkerId, RequestClass]] = Counter()
         self.in_flight = InFlight()
 
     def __len__(self) -> int:
@@ -27,19 +32,33 @@ class LiveTable:
     def num_on(self, worker: WorkerId) -> int:
         return len(self._on.get(worker, ()))
 
-    def add(self, key: RequestKey, worker: WorkerId, blocks: Sequence[BlockHash] = ()) -> None:
+    def num_seats(self, worker: WorkerId, kind: RequestClass) -> int:
+        """Return the seats that a class has or will have on a worker."""
+        return self._seats[worker, kind]
+
+    def add(
+        self,
+        key: RequestKey,
+        worker: WorkerId,
+        blocks: Sequence[BlockHash] = (),
+        kind: RequestClass = RequestClass.SHORT,
+        num_seats: int = 1,
+    ) -> None:
         """A key is on a worker; a higher attempt replaces a lower one, never the other way.
 
         Args:
             blocks: What it will compute, where that is known.
+            kind: Its class, and in `num_seats` its sequences. Of a key that is known already nothing changes;
+                one that only its worker knows (placed in an earlier term) counts as a short one.
         """
         known = self._requests.get(key.request_id)
-        if known is not None and known[0] > key.attempt:
+        if known is not None and (known[0] > key.attempt or known == (key.attempt, worker)):
             return
         if known is not None:
-            del self._on[known[1]][key.request_id]
+            self._leave(key.request_id, known[1])
         self._requests[key.request_id] = key.attempt, worker
-        self._on.setdefault(worker, {})[key.request_id] = None
+        self._on.setdefault(worker, {})[key.request_id] = kind, num_seats
+        self._seats[worker, kind] += num_seats
         if blocks:
             self.in_flight.begin(key.request_id, blocks)
 
@@ -55,10 +74,18 @@ class LiveTable:
         known = self._requests.get(key.request_id)
         if known is not None and known[0] == key.attempt:
             del self._requests[key.request_id]
-            del self._on[known[1]][key.request_id]
+            self._leave(key.request_id, known[1])
             self.in_flight.forget(key.request_id)
 
     def worker_gone(self, worker: WorkerId) -> None:
-        for request_id in self._on.pop(worker, {}):
+        for request_id in list(self._on.get(worker, ())):
             del self._requests[request_id]
+            self._leave(request_id, worker)
             self.in_flight.forget(request_id)
+        self._on.pop(worker, None)
+
+    def _leave(self, request_id: RequestId, worker: WorkerId) -> None:
+        kind, num_seats = self._on[worker].pop(request_id)
+        self._seats[worker, kind] -= num_seats
+        if not self._seats[worker, kind]:
+            del self._seats[worker, kind]

@@ -10,7 +10,7 @@ from scheduler.core.request import Acquire
 from services.domain.degradation import Step
 from services.domain.errors import ServeError
 from services.domain.generation import Band
-from services.domain.ids import Epoch, GatewayId, Namespace, RequestKey, WorkerId
+from services.domain.ids import Epoch, GatewayId, Namespace, RequestKey, TenantId, WorkerId
 from services.domain.miss_reason import MissReason
 
 
@@ -61,6 +61,15 @@ class PlacementsMade:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """How far the tenants with requests on a worker are over their share; it chooses victims by that."""
+
+    worker: WorkerId
+    version: int
+    over_share: Mapping[TenantId, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AskMatch:
     """The kvmanager should say where this prompt is cached."""
 
@@ -91,4 +100,4 @@ class ModelsChanged:
     models: tuple[ModelState, ...]
 
 
-Output = Queued | Placed | Rejected | PlacementsMade | AskMatch | ModelsChanged
+Output = Queued | Placed | Rejected | PlacementsMade | Ranks | AskMatch | ModelsChanged

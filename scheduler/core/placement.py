@@ -65,7 +65,7 @@ def choose(
         if request.acquire.tenant in worker.report.at_slice:
             continue
         choice = price(request, worker)
-        if not worker.can_take(choice.uncached_tokens, choice.num_pages):
+        if not worker.can_take(choice.uncached_tokens, choice.num_pages, request.acquire.request_class):
             continue
         cost = (worker.load_tokens + choice.uncached_tokens, worker.last_turn, worker.hello.worker)
         if best_cost is None or cost < best_cost:

@@ -5,9 +5,11 @@ Changes queue, fleet and live table through their own commands; time comes in. K
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 
 from scheduler.core.admission import PlacementRate
+from scheduler.core.classes import ClassLimits
 from scheduler.core.credits import OUTSTANDING_GRACE_S, Placement, WorkerCredits
 from scheduler.core.fleet import Fleet
 from scheduler.core.live import LiveTable
@@ -31,6 +33,7 @@ class Placer:
         self._room = room
         self._fleet = fleet
         self._live = live
+        self._classes = ClassLimits(rules, live)
         self._asked: dict[RequestKey, WaitingRequest] = {}
         self._windows: dict[str, float] = {}
         self._rates: dict[str, PlacementRate] = {}
@@ -108,14 +111,16 @@ class Placer:
         """Place the first head that fits; return its worker, or None when nothing can be placed now."""
         passed: list[WaitingRequest] = []
         kept: dict[WorkerBoot, RequestKey] = {}
-        held = held_back(workers)
-        for request in islice(self._room.policy.candidates(model, held=held), self._rules.window):
+        with_room = self._classes.with_room(workers, long_waits=self._room.has_long(model))
+        closed = [kind for kind, some in with_room.items() if not any(w.free_credits for w in some)]
+        candidates = partial(self._room.policy.candidates, model, closed=closed, held=held_back(workers))
+        for request in islice(candidates(), self._rules.window):
             if self._must_ask(request, now):
-                heads = islice(self._room.policy.candidates(model, held=held), self._rules.window)
-                outputs += self._ask(model, heads, now)
+                outputs += self._ask(model, islice(candidates(), self._rules.window), now)
             if request.key in self._asked:
                 return None
-            choice = choose(request, workers, kept)
+            possible = self._classes.for_request(request, with_room[request.acquire.request_class], workers)
+            choice = choose(request, possible, kept)
             if choice is not None:
                 for head in passed:
                     head.bypassed += 1
@@ -123,7 +128,7 @@ class Placer:
                 return choice.worker
             passed.append(request)
             if request.bypassed >= self._rules.max_bypasses:
-                request.kept_worker = worker_to_keep(request, workers, kept)
+                request.kept_worker = worker_to_keep(request, possible, kept)
                 if request.kept_worker is not None:
                     kept[request.kept_worker] = request.key
         return None
@@ -147,6 +152,7 @@ class Placer:
         )
         placement = Placement(
             gateway=request.gateway,
+            kind=acquire.request_class,
             seq=output.seq,
             uncached_tokens=choice.uncached_tokens,
             num_pages=choice.num_pages,
@@ -157,7 +163,7 @@ class Placer:
         self._turn += 1
         worker.last_turn = self._turn
         computes = acquire.block_hashes[choice.cached_tokens // BLOCK_SIZE :]
-        self._live.add(acquire.key, worker.hello.worker, computes)
+        self._live.add(acquire.key, worker.hello.worker, computes, acquire.request_class, acquire.num_choices)
         self._room.placed(request, worker.hello.worker, choice.cached_tokens)
         self._rates.setdefault(acquire.model, PlacementRate()).placed(now)
         return output

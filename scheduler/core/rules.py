@@ -6,6 +6,7 @@ Knows nothing of flags: `scheduler.config` fills it.
 from dataclasses import dataclass, field
 
 from scheduler.core.degrade import LadderRules
+from services.domain.ids import WorkerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,14 @@ class Rules:
     """Requests per model that may wait in a band and the bands before it."""
     max_waiting_tokens: int = 16_000_000
     """Prompt tokens of those requests."""
+    max_long_share: float = 0.9
+    """Part of a worker's seats that long requests may take: a short one finds a seat beside them."""
+    max_short_share: float = 0.9
+    """Part of a worker's seats that short requests may take while long ones wait."""
+    long_workers: frozenset[WorkerId] = frozenset()
+    """Workers for long requests only, and the only ones for these, in models that have others too."""
+    ranks_every_s: float = 1.0
+    """Least time between two messages to a worker about its tenants' shares."""
     submit_within_s: float = 2.0
     """The worker refuses a Submit that comes later than this after its Placement."""
     match_within_s: float = 0.005

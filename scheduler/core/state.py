@@ -14,6 +14,7 @@ from scheduler.core.outputs import ModelsChanged, Output, PlacementsMade, Reject
 from scheduler.core.placer import Placer
 from scheduler.core.policy import QueuePolicy
 from scheduler.core.positions import Positions
+from scheduler.core.ranking import ranks_for
 from scheduler.core.refusals import Refusals
 from scheduler.core.request import Acquire, Match, WaitingRequest, earliest_limit
 from scheduler.core.rules import Rules
@@ -109,6 +110,7 @@ class SchedulerCore:
             policy.given_back(key)
         if view.draining and not was_draining:
             self._leaves(worker, now)
+        self._outputs += ranks_for(view, policy, now, self.rules.ranks_every_s)
         return self._taken()
 
     def drain(self, worker: WorkerId, now: float) -> list[Output]:

@@ -33,6 +33,10 @@ class WaitingRoom:
     def get(self, request_id: RequestId) -> WaitingRequest | None:
         return self._requests.get(request_id)
 
+    def has_long(self, model: str) -> bool:
+        """Say whether a long request of a model waits."""
+        return any((band, RequestClass.LONG, model) in self._queues for band in Band)
+
     def of_gateway(self, gateway: GatewayId) -> list[WaitingRequest]:
         return [self._requests[request_id] for request_id in self._by_gateway.get(gateway, ())]
 

@@ -18,7 +18,9 @@ from protos.scheduler.v1 import scheduler_pb2_grpc
 from protos.types.v1 import types_pb2
 from scheduler.__main__ import link_kvmanager
 from scheduler.config import SchedulerConfig
+from scheduler.core.fair_queue import FairPolicy
 from scheduler.core.fifo import FifoPolicy
+from scheduler.core.policy import QueuePolicy
 from scheduler.dispatcher import Dispatcher
 from scheduler.metrics import SchedulerMetrics
 from scheduler.service import SchedulerService
@@ -42,12 +44,17 @@ class Running:
 
 @asynccontextmanager
 async def scheduler(
-    *, epoch: int = 1, port: int = 0, kvmanager: str | None = None, **settings: int
+    *,
+    epoch: int = 1,
+    port: int = 0,
+    kvmanager: str | None = None,
+    new_policy: Callable[[], QueuePolicy] = FifoPolicy,
+    **settings: int,
 ) -> AsyncIterator[Running]:
     config = dataclasses.replace(SchedulerConfig(kvmanager=kvmanager), **settings)  # type: ignore[arg-type]
     metrics = Metrics()
     dispatcher = Dispatcher(
-        config.rules(), new_policy=FifoPolicy, epoch=Epoch(epoch), metrics=SchedulerMetrics(metrics)
+        config.rules(), new_policy=new_policy, epoch=Epoch(epoch), metrics=SchedulerMetrics(metrics)
     )
     server = create_server(interceptors=[ErrorInterceptor()])
     service = SchedulerService(dispatcher, name="scheduler", build="test")
@@ -330,3 +337,17 @@ async def test_gateways_and_status_hear_of_a_band_that_degrades() -> None:
         status = await queue_status(f"127.0.0.1:{running.port}")
         assert status is not None
         assert [one.rpartition(":")[0] for one in status.degraded] == ["m/standard"]
+
+
+async def test_a_worker_hears_how_its_tenants_stand() -> None:
+    async with scheduler(new_policy=FairPolicy) as running:
+        worker = await FakeWorker(running.channel).connect(granted=1)
+        gateway = await FakeGateway(running.channel).connect()
+        gateway.acquire(pb_acquire("a", tenant="one"))
+        gateway.acquire(pb_acquire("b", tenant="other"))
+        await gateway.until(placements(1))
+        worker.report(seen=1, started=[gateway.heard["placement"][0].key])
+        await worker.until(lambda w: bool(w.heard["ranks"]))
+        ranks = worker.heard["ranks"][0]
+        assert (ranks.version, list(ranks.over_share)) == (1, ["one"])
+        assert ranks.over_share["one"] < 0, "one prompt is less than the quantum"

@@ -10,7 +10,8 @@ from services.domain.capacity import pages_for
 from services.domain.ids import TenantId
 from worker.engine.config import EngineConfig
 from worker.engine.page_pool import OverSlice, PoolShort
-from worker.engine.preemption import choose_victim
+from worker.engine.preemption import choose_victim, may_be_taken_for
+from worker.engine.prefill_order import is_long
 from worker.engine.seating import Seating, SequenceStarted, StartOutcome
 from worker.engine.sequence import PREFILL, PREFIX_WAIT, Sequence
 from worker.engine.waiting import WaitingEntry
@@ -54,7 +55,7 @@ class Admission:
                 continue
             outcome = self._start_entry(entry, step, now)
             if isinstance(outcome, PoolShort):
-                outcome = self._start_over_lower_bands(entry, result, step, now)
+                outcome = self._start_over_others(entry, result, step, now)
             if isinstance(outcome, OverSlice):
                 tenants_at_slice.add(entry.request.tenant)
                 if entry.max_pages > self._seating.pool.slices.cap_of(entry.request.tenant):
@@ -74,11 +75,13 @@ class Admission:
         return result
 
     def _is_full(self) -> bool:
-        """Say whether nobody in line can get a seat, not even from a lower band."""
-        head = next(iter(self._seating.line), None)
-        if head is None or self._seating.num_free_seats > 0:
+        """Say whether nobody in line can get a seat, not even that of somebody who has to yield it."""
+        seating = self._seating
+        head = next(iter(seating.line), None)
+        if head is None or seating.num_free_seats > 0:
             return False
-        return all(seq.request.band <= head.request.band for seq in self._seating.seated)
+        is_highest = all(seq.request.band <= head.request.band for seq in seating.seated)
+        return is_highest and not any(over > 0.0 for over in seating.ranks.values())
 
     def _start_seated(self, result: Admissions, step: int, now: float) -> bool:
         """Start members of seated groups; return False when one lacks pages, so that nobody passes it."""
@@ -98,14 +101,17 @@ class Admission:
         there is a fixed number. So started prefills hold few pages without progress, and a short prompt
         starts beside any number of long ones.
         """
-        left = [seq.num_tokens - seq.num_computed for seq in self._seating.prefilling if seq.state is PREFILL]
+        started = [seq for seq in self._seating.prefilling if seq.state is PREFILL]
         own = entry.sequences[0].num_tokens
         if own > budget:
             cached = self._seating.pool.match(entry.sequences[0].reusable_pages())
             own -= len(cached) * self._config.page_size
         if own <= budget:
-            return sum(tokens for tokens in left if tokens <= budget) < budget
-        return sum(1 for tokens in left if tokens > budget) < self._config.max_long_prefills
+            page_size = self._config.page_size
+            short = [seq for seq in started if not is_long(seq, budget, page_size)]
+            return sum(seq.num_tokens - seq.num_computed for seq in short) < budget
+        num_long = sum(seq.num_tokens - seq.num_computed > budget for seq in started)
+        return num_long < self._config.max_long_prefills
 
     def _start_entry(self, entry: WaitingEntry, step: int, now: float) -> StartOutcome:
         """Start an entry's first sequence and seat the others, or change nothing."""
@@ -138,13 +144,12 @@ class Admission:
         num_new += sum(pages_for(seq.num_tokens, page_size) - num_common for seq in others)
         return self._seating.pool.can_take(first.request.tenant, num_new, shared)
 
-    def _start_over_lower_bands(
+    def _start_over_others(
         self, entry: WaitingEntry, result: Admissions, step: int, now: float
     ) -> StartOutcome:
-        """Start an entry by preempting sequences of lower bands, if they hold enough for it."""
+        """Start an entry by preempting those that have to yield to it, if they hold enough for it."""
         seating = self._seating
-        lower = [seq for seq in seating.seated if seq.request.band > entry.request.band]
-        victims = [seq for seq in lower if seq.is_started and not seq.reserved]
+        victims = self._victims(entry)
         need = sum(pages_for(seq.num_tokens, self._config.page_size) for seq in entry.sequences)
         room = seating.pool.num_available - seating.headroom() + sum(len(seq.pages) for seq in victims)
         if need > room or len(entry.sequences) > seating.num_free_seats + len(victims):
@@ -158,3 +163,14 @@ class Admission:
             result.preempted.append(victim)
             outcome = self._start_entry(entry, step, now)
         return outcome
+
+    def _victims(self, entry: WaitingEntry) -> list[Sequence]:
+        """Return the sequences that have to yield to an entry."""
+        seating = self._seating
+        return [
+            seq
+            for seq in seating.seated
+            if seq.is_started
+            and not seq.reserved
+            and may_be_taken_for(seq.request, entry.request, seating.ranks)
+        ]

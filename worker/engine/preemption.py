@@ -6,7 +6,19 @@ Knows bands, the tenants' last ranks and what a victim would have to compute aga
 from collections.abc import Iterable, Mapping
 
 from services.domain.ids import TenantId
+from worker.engine.request import Request
 from worker.engine.sequence import Sequence
+
+
+def may_be_taken_for(victim: Request, request: Request, ranks: Mapping[TenantId, float]) -> bool:
+    """Say whether `request`, which has no room, may have that of `victim`.
+
+    That of a lower band always; inside a band that of a tenant over its share, unless its own is over it too.
+    A tenant nobody has ranked yet was within its share when its request was placed.
+    """
+    if victim.band != request.band:
+        return victim.band > request.band
+    return ranks.get(victim.tenant, 0.0) > 0.0 >= ranks.get(request.tenant, 0.0)
 
 
 def choose_victim(candidates: Iterable[Sequence], ranks: Mapping[TenantId, float]) -> Sequence | None:

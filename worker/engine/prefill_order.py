@@ -1,26 +1,38 @@
 """Shares one step's prefill tokens among the started prefills. Pure; knows nothing of pages."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence as ListOf
 
+from worker.engine.config import EngineConfig
 from worker.engine.sequence import Sequence
 from worker.engine.step_plan import PrefillRow
 
 
+def is_long(sequence: Sequence, budget: int, page_size: int) -> bool:
+    """Say whether a started sequence had more to compute at its start than a step's prefill `budget`."""
+    return sequence.num_tokens - sequence.num_found * page_size > budget
+
+
 def share_prefill(
-    prefills: Iterable[Sequence], budget: int, max_skips: int, max_scored: int
+    prefills: ListOf[Sequence], budget: int, config: EngineConfig, *, long_ran: bool
 ) -> list[PrefillRow]:
     """Return who computes how many tokens in this step: short ones first, within a fairness bound.
 
-    Whoever got nothing for `max_skips` steps goes first; its skips start again from 0.
-    Worked number: 5,000 and 20 tokens left, budget 256: the short one gets 20, the long one 236.
+    Whoever got nothing for `max_prefill_skips` steps goes first; its skips start again from 0. A chunk of a
+    long prompt may hold up a short one that comes while it is computed, but not twice: beside a short one of
+    its band or a higher one no long one computes in two steps in a row.
+    Worked number: 5,000 and 20 tokens left, budget 256: the short one gets 20, the long one 236; if a long
+    one had a part in the step before, 20 and 0.
 
     Args:
-        max_scored: Most prompt tokens that all of them together may score.
+        long_ran: Whether a long one had a part in the step before.
     """
+    max_scored = config.max_scored_tokens
+    long = {id(seq) for seq in prefills if is_long(seq, budget, config.page_size)} if long_ran else set()
+    highest = min((seq.request.band for seq in prefills if id(seq) not in long), default=None)
     order = sorted(
         prefills,
         key=lambda seq: (
-            seq.skipped_steps < max_skips,
+            seq.skipped_steps < config.max_prefill_skips,
             seq.request.band,
             seq.num_tokens - seq.num_computed,
             seq.request.arrival,
@@ -30,7 +42,8 @@ def share_prefill(
     shares: list[PrefillRow] = []
     for sequence in order:
         start, num_scored = sequence.num_computed, 0
-        num_tokens = min(budget, sequence.num_tokens - start)
+        rests = id(sequence) in long and highest is not None and highest <= sequence.request.band
+        num_tokens = 0 if rests else min(budget, sequence.num_tokens - start)
         if sequence.scores is not None:
             num_tokens = sequence.scores.longest_chunk(start, num_tokens, max_scored)
             num_scored = sequence.scores.num_in(start + num_tokens)

@@ -17,7 +17,7 @@ from worker.engine.config import EngineConfig
 from worker.engine.intake import Intake
 from worker.engine.outputs import Preempted, StepOutputs, StepStats
 from worker.engine.page_pool import PagePool
-from worker.engine.prefill_order import share_prefill
+from worker.engine.prefill_order import is_long, share_prefill
 from worker.engine.progress import Progress
 from worker.engine.report import StepReport
 from worker.engine.seating import Seating
@@ -43,6 +43,8 @@ class StepScheduler:
         self._step = 0
         self._granted = 0
         self._waits_for_room = False
+        self._long_ran = False
+        """Whether a long prefill had a part in the last step."""
         self._at_slice: Mapping[TenantId, tuple[int, float]] = {}
 
     # -- questions ------------------------------------------------------------------------------------------
@@ -107,7 +109,8 @@ class StepScheduler:
         self._report.slices(self._at_slice, now)
         # 4. Rows: all decodes, then prefill's shares.
         started = [seq for seq in self._seating.prefilling if seq.state is PREFILL]
-        rows = share_prefill(started, budget, config.max_prefill_skips, config.max_scored_tokens)
+        rows = share_prefill(started, budget, config, long_ran=self._long_ran)
+        self._long_ran = any(is_long(row.sequence, budget, config.page_size) for row in rows)
         num_prefill = sum(row.num_tokens for row in rows)
         has_outputs = has_freed or not self._report.is_empty
         self._in_flight = StepPlan(

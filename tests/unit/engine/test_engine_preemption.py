@@ -97,3 +97,54 @@ def test_after_its_last_preemption_a_sequence_runs_to_its_end() -> None:
     engine.run()
     assert max(engine.ended[i].preemptions for i in range(4)) == 1
     engine.assert_idle()
+
+
+def over_its_share_beside_one_that_waits(ranks: dict[str, float], **changes: int) -> EngineHarness:
+    """Tenant "large" has all pages; "small" asks for some, and what may be over its share is said."""
+    engine = EngineHarness(engine_config(num_pages=12, headroom_tokens=0, **changes))
+    engine.post(*(submit(i, prompt(47, i), max_output=30, tenant="large") for i in range(4)))
+    engine.steps(10)
+    engine.post(SetRanks({TenantId(tenant): over for tenant, over in ranks.items()}))
+    engine.post(submit(10, prompt(47, 10), max_output=5, tenant="small"))
+    return engine
+
+
+def test_inside_a_band_a_tenant_over_its_share_yields_to_one_that_is_not() -> None:
+    engine = over_its_share_beside_one_that_waits({"large": 100.0})
+    assert engine.step().preempted
+    assert 10 in engine.started
+    engine.run()
+    for i in range(4):
+        assert engine.tokens[i, 0] == tokens_alone(prompt(47, i), max_output=30)
+        assert engine.ended[i].preemptions <= engine.config.max_preemptions
+    engine.assert_idle()
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        pytest.param({}, id="nobody is ranked"),
+        pytest.param({"large": -1.0}, id="within its share"),
+        pytest.param({"large": 200.0, "small": 100.0}, id="both are over it"),
+    ],
+)
+def test_inside_a_band_nobody_else_yields_to_an_arrival(ranks: dict[str, float]) -> None:
+    engine = over_its_share_beside_one_that_waits(ranks)
+    assert not engine.step().preempted
+    assert 10 not in engine.started
+    engine.run()
+    engine.assert_idle()
+
+
+def test_arrivals_take_a_request_its_place_a_bounded_number_of_times() -> None:
+    """However long a tenant is said to be over its share, what it has running comes to its end."""
+    engine = over_its_share_beside_one_that_waits({"large": 100.0}, max_preemptions=2)
+    number = 10
+    while len(engine.ended.keys() & set(range(4))) < 4:
+        number += 1
+        engine.post(submit(number, prompt(47, number), max_output=30, tenant="small"))
+        engine.steps(5)
+        assert number < 200, "the arrivals starve whoever is over its share"
+    assert max(engine.ended[i].preemptions for i in range(4)) == 2, "its arrivals do take places"
+    engine.run()
+    engine.assert_idle()

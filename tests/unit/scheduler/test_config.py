@@ -17,6 +17,9 @@ def test_flags_become_the_cores_bounds() -> None:
     rules = read(*flags, "--submit-within-ms", "500").rules()
     assert (rules.batch_wait_s, rules.max_waiting, rules.max_waiting_tokens) == (0.02, 7, 99)
     assert (rules.match_within_s, rules.submit_within_s) == (0.005, 0.5)
+    classes = read("--max-long-share", "0.5", "--long-workers", "a", "--long-workers", "b").rules()
+    assert (classes.max_long_share, classes.max_short_share) == (0.5, 0.9)
+    assert classes.long_workers == {"a", "b"}
 
 
 def test_the_policy_is_chosen_by_a_flag() -> None:
@@ -35,6 +38,7 @@ def test_the_policy_is_chosen_by_a_flag() -> None:
         (("--policy", "lottery"), "policy"),
         (("--batch-floor", "0.9"), "batch_floor"),
         (("--fair-quantum", "-1"), "fair_quantum"),
+        (("--max-long-share", "0"), "max_long_share"),
         (("--tls-cert", "x.pem"), "tls_key"),
         (("--max-wating", "3"), "--max-waiting"),
     ],

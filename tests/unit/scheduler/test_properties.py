@@ -58,7 +58,10 @@ def test_every_request_is_answered_once_and_nothing_is_left(
     assert len(core.room) == len(core.live) == core.room.num_tokens == 0
     assert len(policy._charges) == 0
     for worker in core.fleet.workers.values():
-        assert (worker.outstanding, worker.outstanding_tokens) == ({}, 0)
+        assert (worker.outstanding, [worker.outstanding_tokens(kind) for kind in RequestClass]) == (
+            {},
+            [0, 0],
+        )
         assert worker.startable_pages == world.workers[worker.hello.worker].capacity.total_pages
 
 
@@ -72,7 +75,8 @@ def test_equal_requests_of_a_band_are_placed_in_their_order(seed: int, pools: li
     last: dict[tuple[object, ...], int] = {}
     for key, (_, asked, _) in world.asked.items():
         if key in order:
-            shape = asked.band, asked.num_prompt_tokens, asked.max_output_tokens, asked.num_choices
+            lengths = asked.num_prompt_tokens, asked.max_output_tokens, asked.num_choices
+            shape = asked.band, asked.request_class, lengths
             assert order[key] > last.get(shape, -1)
             last[shape] = order[key]
 

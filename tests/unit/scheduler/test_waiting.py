@@ -7,7 +7,7 @@ from scheduler.core.fair_queue import FairPolicy
 from scheduler.core.outputs import ModelsChanged, Placed, PlacementsMade, Queued, Rejected
 from scheduler.core.state import SchedulerCore
 from services.domain.errors import LimitExpired, NoWorker, QueueFull, StaleAttempt, UnknownModel
-from services.domain.generation import Band, Limits
+from services.domain.generation import Band, Limits, RequestClass
 from services.domain.ids import Epoch, GatewayId, WorkerId
 from tests.unit.scheduler.builders import GATEWAY, acquire, core, hello, key, only, report
 
@@ -212,7 +212,7 @@ def test_no_count_is_left_when_requests_end_in_every_way() -> None:
     scheduler.report(WORKER, report(granted=17, seen=10), 60.0)
     view = scheduler.fleet.workers[WORKER]
     assert len(scheduler.live) == 0
-    assert (view.outstanding, view.outstanding_tokens, view.load_tokens) == ({}, 0, 0)
+    assert (view.outstanding, view.outstanding_tokens(RequestClass.SHORT), view.load_tokens) == ({}, 0, 0)
     assert (view.free_credits, view.startable_pages) == (7, 64)
 
 
