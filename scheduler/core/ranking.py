@@ -9,7 +9,7 @@ from scheduler.core.policy import QueuePolicy
 
 
 def ranks_for(worker: WorkerCredits, policy: QueuePolicy, now: float, every_s: float) -> list[Ranks]:
-    """Return what a worker should hear after a report: at most once in `every_s`, and nothing about nobody."""
+    """Return what a worker hears after a report: at most once in `every_s`, and nothing about nobody."""
     if now < worker.ranks_due:
         return []
     over_share = policy.over_share(worker.hello.worker)
