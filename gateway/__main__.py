@@ -16,6 +16,7 @@ import structlog
 from gateway.admin_service import SERVICE_NAME as ADMIN_SERVICE_NAME
 from gateway.admin_service import AdminService
 from gateway.config import GatewayConfig, directory_of, load_config
+from gateway.doors_tls import DoorsTls, load_doors_tls
 from gateway.generate import GenerateSettings, new_request_id
 from gateway.http.app import build_app
 from gateway.http.server import HttpServer
@@ -37,9 +38,7 @@ from services.chassis.grpc import (
     add_health_and_reflection,
     bind,
     check_bind,
-    create_channel,
     create_server,
-    server_credentials,
 )
 from services.chassis.lifecycle import Lifecycle
 from services.chassis.logging import configure_logging
@@ -47,6 +46,7 @@ from services.chassis.metrics import Metrics, sample_loop_lag
 from services.chassis.probes import Probes
 from services.chassis.redis import connect
 from services.chassis.telemetry import configure_tracing
+from services.chassis.tls import OPERATOR, open_channel, peers_only, watch_expiry
 from services.domain.errors import DependencyDown, Draining, ErrorDetail
 
 CLOSE_GRACE_S = 0.5
@@ -57,7 +57,7 @@ DRAIN_MARGIN_S = 3.0
 _log = structlog.get_logger()
 
 
-async def serve(config: GatewayConfig, declared: DeclaredTenants, life: Lifecycle) -> None:
+async def serve(config: GatewayConfig, declared: DeclaredTenants, tls: DoorsTls, life: Lifecycle) -> None:
     """Serve until told to stop, then finish what runs."""
     metrics = Metrics()
     server_key = config.server_key.encode() or secrets.token_bytes(32)
@@ -65,7 +65,7 @@ async def serve(config: GatewayConfig, declared: DeclaredTenants, life: Lifecycl
         _log.warning("server_key_drawn")
     redis = connect(config.redis_url, limit_s=config.redis_limit_ms / 1000)
     background = connect(config.redis_url, limit_s=config.redis_limit_ms / 1000)
-    channel = create_channel(config.scheduler)
+    channel = open_channel(tls.inside, config.scheduler, "scheduler")
     executor = ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenize")
     parts = build_parts(
         life,
@@ -82,10 +82,11 @@ async def serve(config: GatewayConfig, declared: DeclaredTenants, life: Lifecycl
         settings=GenerateSettings(
             max_unread_tokens=config.max_unread_tokens, long_from_tokens=config.long_from_tokens
         ),
+        tls=tls.inside,
     )
-    server, health = build_server(config, parts)
-    admin, admin_port = build_admin_server(config, parts)
-    http, http_port = build_http(config, parts)
+    server, health, port, certificate_port = build_server(config, parts, tls)
+    admin, admin_port = build_admin_server(config, parts, tls)
+    http, http_port = build_http(config, parts, tls)
     probes = Probes(config.probe_port, is_ready=lambda: parts.is_ready, metrics=metrics, host=config.host)
     metrics.before_render(parts.observe_levels)
     async with probes:
@@ -97,11 +98,14 @@ async def serve(config: GatewayConfig, declared: DeclaredTenants, life: Lifecycl
         life.spawn(http.run(), name="http")
         life.spawn(_watch(parts, health), name="ready")
         life.spawn(sample_loop_lag(metrics), name="loop_lag")
+        if tls.all:
+            life.spawn(watch_expiry(metrics, *tls.all), name="tls")
         _log.info(
             "listening",
             host=config.host,
-            port=config.port,
+            port=port,
             http_port=http_port,
+            certificate_port=certificate_port,
             admin_port=admin_port,
             probe_port=probes.port,
         )
@@ -126,34 +130,33 @@ def load_models(config: GatewayConfig) -> list[LocalModel]:
         raise FatalError(str(exc)) from exc
 
 
-def build_server(config: GatewayConfig, parts: Parts) -> tuple[grpc.aio.Server, HealthControl]:
-    """Return the gRPC door, bound and not started, and its health."""
+def build_server(
+    config: GatewayConfig, parts: Parts, tls: DoorsTls
+) -> tuple[grpc.aio.Server, HealthControl, int, int | None]:
+    """Return the gRPC door, bound and not started, its health, its port, and that for certificates."""
     server = create_server(interceptors=[ErrorInterceptor()])
     service = GatewayService(parts.generate, parts.queries, parts.auth, parts.metrics)
     gateway_pb2_grpc.add_GenerateServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     health = add_health_and_reflection(server, [SERVICE_NAME])
-    bind(server, f"{config.host}:{config.port}", credentials=credentials_of(config))
-    return server, health
+    port = bind(server, f"{config.host}:{config.port}", credentials=tls.main_door())
+    certificate_port = None
+    if config.certificate_port is not None:
+        address = f"{config.host}:{config.certificate_port}"
+        certificate_port = bind(server, address, credentials=tls.certificate_door())
+    return server, health, port, certificate_port
 
 
-def build_admin_server(config: GatewayConfig, parts: Parts) -> tuple[grpc.aio.Server, int]:
+def build_admin_server(config: GatewayConfig, parts: Parts, tls: DoorsTls) -> tuple[grpc.aio.Server, int]:
     """Return the admin door, bound and not started, and its port."""
-    server = create_server(interceptors=[ErrorInterceptor()])
+    server = create_server(interceptors=[ErrorInterceptor(), *peers_only(tls.inside, OPERATOR)])
     service = AdminService(parts.auth, parts.admin.tenants, parts.admin.keys, parts.admin.log)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     add_health_and_reflection(server, [ADMIN_SERVICE_NAME]).set_serving()
     address = f"{config.admin_host}:{config.admin_port}"
-    return server, bind(server, address, credentials=credentials_of(config))
+    return server, bind(server, address, credentials=tls.admin_door())
 
 
-def credentials_of(config: GatewayConfig) -> grpc.ServerCredentials | None:
-    """Return what all gRPC doors listen with; None is plain text."""
-    if config.tls_cert is None or config.tls_key is None:
-        return None
-    return server_credentials(config.tls_cert, config.tls_key)
-
-
-def build_http(config: GatewayConfig, parts: Parts) -> tuple[HttpServer, int]:
+def build_http(config: GatewayConfig, parts: Parts, tls: DoorsTls) -> tuple[HttpServer, int]:
     """Return the HTTP door, bound and not running, and its port."""
     app = build_app(
         parts.generate,
@@ -163,7 +166,7 @@ def build_http(config: GatewayConfig, parts: Parts) -> tuple[HttpServer, int]:
         serialized=parts.metrics.serialized,
         max_body_bytes=SETTINGS.max_message_bytes,
     )
-    http = HttpServer(app, host=config.host, tls_cert=config.tls_cert, tls_key=config.tls_key)
+    http = HttpServer(app, host=config.host, tls=None if tls.public is None else tls.public.context())
     return http, http.bind(config.http_port)
 
 
@@ -200,12 +203,13 @@ async def _watch(parts: Parts, health: HealthControl) -> None:
 def main() -> int:
     """Read the configuration and serve; return the exit code."""
     config, declared = load_config()
+    tls = load_doors_tls(config)
     for host in (config.host, config.admin_host):
-        check_bind(host, config.insecure, config.tls_cert is not None)
+        check_bind(host, config.insecure, tls.public is not None)
     configure_logging(config.name, level=config.log_level)
     end_tracing = configure_tracing(config.name, config.trace)
     try:
-        return lifecycle.run(config.name, partial(serve, config, declared))
+        return lifecycle.run(config.name, partial(serve, config, declared, tls))
     finally:
         end_tracing()
 

@@ -37,6 +37,8 @@ class GatewayConfig:
     admin_key: str = field(default="", repr=False)
     """Secret that opens the admin door, of 20 characters or more; set it by QUIRE_GATEWAY_ADMIN_KEY. Without
     one only keys with the scope admin open it."""
+    certificate_port: int | None = None
+    """Port of the gRPC door for callers who show a certificate instead of a key; absent: there is none."""
     probe_port: int = 9100
     """Port of /healthz, /readyz and /metrics; 0 takes any free one."""
     scheduler: str = "127.0.0.1:50052"
@@ -59,7 +61,7 @@ class GatewayConfig:
     tokenizer_threads: int = 2
     """Threads that tokenise."""
     tls_cert: Path | None = None
-    """Certificate chain for TLS (PEM)."""
+    """Certificate chain of the doors for callers, where it is another than that of [tls] (PEM)."""
     tls_key: Path | None = None
     """Its private key (PEM)."""
     insecure: bool = False
@@ -73,6 +75,8 @@ class GatewayConfig:
         check_range("redis_limit_ms", self.redis_limit_ms, 1.0, 10_000.0)
         for name in ("port", "http_port", "admin_port", "probe_port"):
             check_range(name, getattr(self, name), 0, 65535)
+        if self.certificate_port is not None:
+            check_range("certificate_port", self.certificate_port, 0, 65535)
         check_range("max_live", self.max_live, 1)
         check_range("max_unread_tokens", self.max_unread_tokens, 16)
         check_range("long_from_tokens", self.long_from_tokens, 1)

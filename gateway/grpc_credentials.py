@@ -1,4 +1,4 @@
-"""What a gRPC call shows of its caller: a key, or that it is a program of this machine.
+"""What a gRPC call shows of its caller: a key, a certificate, or that it is a program of this machine.
 
 Knows metadata and names of peers; whether a key is valid is `core.auth`'s.
 """
@@ -7,8 +7,20 @@ import ipaddress
 
 import grpc
 
+from gateway.core.auth import Authenticator
+from gateway.core.request import Caller
 from gateway.http.credentials import FORWARDED
+from services.chassis.tls import names_of
 from services.domain.errors import BadCredential
+
+
+def caller_of(auth: Authenticator, context: grpc.aio.ServicerContext) -> Caller:
+    """Return who calls.
+
+    Raises:
+        BadCredential: Nothing that was shown says so.
+    """
+    return auth.authenticate(key_of(context), from_loopback=is_local(context), certificate=names_of(context))
 
 
 def key_of(context: grpc.aio.ServicerContext) -> str | None:

@@ -28,7 +28,7 @@ from gateway.core.events import (
 )
 from gateway.core.request import Caller, ChatTurn, GenerationRequest, SamplingOptions
 from gateway.generate import Generate
-from gateway.grpc_credentials import is_local, key_of, metadata
+from gateway.grpc_credentials import caller_of, metadata
 from gateway.observation import GatewayMetrics
 from gateway.queries import InProgress, Queries
 from protos.gateway.v1 import gateway_pb2 as pb
@@ -141,7 +141,7 @@ class GatewayService(gateway_pb2_grpc.GenerateServiceServicer):
         return pb.GetRequestResponse(receipt=_receipt_to_pb(found))
 
     def _caller(self, context: grpc.aio.ServicerContext) -> Caller:
-        return self._auth.authenticate(key_of(context), from_loopback=is_local(context))
+        return caller_of(self._auth, context)
 
 
 def request_from_pb(request: pb.GenerateRequest) -> GenerationRequest:

@@ -30,6 +30,7 @@ from gateway.tenancy import TenantAdmin
 from gateway.tenant_feed import TenantFeed
 from services.chassis.build import BUILD
 from services.chassis.metrics import Metrics
+from services.chassis.tls import Tls
 from services.domain.ids import Epoch
 from services.rpc.gateway_scheduler_link import SchedulerLink
 from services.rpc.gateway_worker_links import WorkerLinks
@@ -97,6 +98,7 @@ def build_parts(
     metrics: Metrics,
     max_live: int = 4096,
     settings: GenerateSettings = GenerateSettings(),  # noqa: B008 (frozen)
+    tls: Tls | None = None,
 ) -> Parts:
     """Build everything and start the links and the settler."""
     gateway_metrics = GatewayMetrics(metrics)
@@ -106,7 +108,7 @@ def build_parts(
     scheduler = SchedulerLink(
         scheduler_channel, name=name, epoch=lambda: host.epoch, build=BUILD, on_change=changed.set
     )
-    workers = WorkerLinks(name=name, epoch=lambda: host.epoch, build=BUILD, spawn=host.spawn)
+    workers = WorkerLinks(name=name, epoch=lambda: host.epoch, build=BUILD, spawn=host.spawn, tls=tls)
     book = ModelBook(models, lambda: scheduler.models)
     encoder = PromptEncoder(executor, gateway_metrics.tokenized)
     table = LiveTable(max_live)

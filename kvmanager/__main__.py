@@ -30,7 +30,6 @@ from services.chassis.grpc import (
     bind,
     check_bind,
     create_server,
-    server_credentials,
 )
 from services.chassis.lifecycle import Lifecycle
 from services.chassis.logging import configure_logging
@@ -39,6 +38,7 @@ from services.chassis.probes import Probes
 from services.chassis.redis import connect
 from services.chassis.telemetry import configure_tracing, span
 from services.chassis.ticks import next_tick
+from services.chassis.tls import OPERATOR, Tls, load_tls, peers_only, watch_expiry
 from services.domain.errors import DependencyDown
 from services.domain.ids import TenantId
 
@@ -51,7 +51,7 @@ STOP_GRACE_S = 2.0
 _log = structlog.get_logger()
 
 
-async def serve(config: KvManagerConfig, sources: CapSources, life: Lifecycle) -> None:
+async def serve(config: KvManagerConfig, sources: CapSources, tls: Tls | None, life: Lifecycle) -> None:
     """Serve until told to stop."""
     metrics = Metrics()
     store = None if config.redis_url is None else connect(config.redis_url)
@@ -68,12 +68,12 @@ async def serve(config: KvManagerConfig, sources: CapSources, life: Lifecycle) -
         epoch=life.epoch,
     )
     service = KvManagerService(manager, config.name, lambda: life.epoch, BUILD)
-    server = create_server(interceptors=[ErrorInterceptor()])
+    server = create_server(
+        interceptors=[ErrorInterceptor(), *peers_only(tls, "scheduler", "worker", OPERATOR)]
+    )
     kvmanager_pb2_grpc.add_KvManagerServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     health = add_health_and_reflection(server, [SERVICE_NAME])
-    credentials = None
-    if config.tls_cert is not None and config.tls_key is not None:
-        credentials = server_credentials(config.tls_cert, config.tls_key)
+    credentials = None if tls is None else tls.server(asks=True)
     port = bind(server, f"{config.host}:{config.port}", credentials=credentials)
     probes = Probes(config.probe_port, is_ready=lambda: health.serving, metrics=metrics, host=config.host)
     async with probes:
@@ -81,6 +81,8 @@ async def serve(config: KvManagerConfig, sources: CapSources, life: Lifecycle) -
         await server.start()
         life.spawn(_tick(manager), name="tick")
         life.spawn(sample_loop_lag(metrics), name="loop_lag")
+        if tls is not None:
+            life.spawn(watch_expiry(metrics, tls), name="tls")
         if published is not None:
             life.spawn(follow_caps(published, sources, manager, service), name="caps")
         if manager.writer is not None:
@@ -145,11 +147,12 @@ async def _tick(manager: Manager) -> None:
 def main() -> int:
     """Read the configuration and serve; return the exit code."""
     config, sources = load_config()
-    check_bind(config.host, config.insecure, config.tls_cert is not None)
+    tls = load_tls("kvmanager")
+    check_bind(config.host, config.insecure, tls is not None)
     configure_logging(config.name, level=config.log_level)
     end_tracing = configure_tracing(config.name, config.trace)
     try:
-        return lifecycle.run(config.name, partial(serve, config, sources))
+        return lifecycle.run(config.name, partial(serve, config, sources, tls))
     finally:
         end_tracing()
 

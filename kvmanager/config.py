@@ -6,7 +6,6 @@ only `kv_pages` counts here, a parent's without its children's: the rest is the 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from kvmanager.core.eviction_policy import EvictionOrder
 from services.chassis.config import check_range, load
@@ -40,10 +39,6 @@ class KvManagerConfig:
     idle_ttl_s: float | None = None
     """Seconds after which workers give up a cached block that nobody has used; without it only when its page
     is needed."""
-    tls_cert: Path | None = None
-    """Certificate chain for TLS (PEM)."""
-    tls_key: Path | None = None
-    """Its private key (PEM)."""
     insecure: bool = False
     """Listen beyond loopback without credentials."""
     trace: str = "none"
@@ -59,8 +54,6 @@ class KvManagerConfig:
             check_range("idle_ttl_s", self.idle_ttl_s, 1.0, 31_536_000.0)
         if self.log_level not in LEVELS:
             raise ValueError(f"log_level must be one of {', '.join(LEVELS)}, got {self.log_level}")
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key must be given together")
         for text in self.tenant_cap:
             _cap_of_flag(text)
 

@@ -25,15 +25,14 @@ from services.chassis.grpc import (
     add_health_and_reflection,
     bind,
     check_bind,
-    create_channel,
     create_server,
-    server_credentials,
 )
 from services.chassis.lifecycle import Lifecycle
 from services.chassis.logging import configure_logging
 from services.chassis.metrics import Metrics, sample_loop_lag
 from services.chassis.probes import Probes
 from services.chassis.telemetry import configure_tracing
+from services.chassis.tls import OPERATOR, Tls, load_tls, open_channel, peers_only, watch_expiry
 from services.domain.ids import RequestKey
 from services.rpc.scheduler_kvmanager_link import KvManagerLink, MatchAnswer
 
@@ -43,27 +42,27 @@ STOP_GRACE_S = 2.0
 _log = structlog.get_logger()
 
 
-async def serve(config: SchedulerConfig, life: Lifecycle) -> None:
+async def serve(config: SchedulerConfig, tls: Tls | None, life: Lifecycle) -> None:
     """Serve until told to stop."""
     metrics = Metrics()
     dispatcher = Dispatcher(
         config.rules(), new_policy=config.new_policy, epoch=life.epoch, metrics=SchedulerMetrics(metrics)
     )
     service = SchedulerService(dispatcher, name=config.name, build=BUILD)
-    server = create_server(interceptors=[ErrorInterceptor()])
+    server = create_server(interceptors=[ErrorInterceptor(), *peers_only(tls, "gateway", "worker", OPERATOR)])
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     names = [scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name]
     health = add_health_and_reflection(server, names)
-    credentials = None
-    if config.tls_cert is not None and config.tls_key is not None:
-        credentials = server_credentials(config.tls_cert, config.tls_key)
+    credentials = None if tls is None else tls.server(asks=True)
     port = bind(server, f"{config.host}:{config.port}", credentials=credentials)
-    channel = create_channel(config.kvmanager) if config.kvmanager is not None else None
+    channel = None if config.kvmanager is None else open_channel(tls, config.kvmanager, "kvmanager")
     probes = Probes(config.probe_port, is_ready=lambda: health.serving, metrics=metrics, host=config.host)
     async with probes:
         await server.start()
         life.spawn(dispatcher.run(), name="place")
         life.spawn(sample_loop_lag(metrics), name="loop_lag")
+        if tls is not None:
+            life.spawn(watch_expiry(metrics, tls), name="tls")
         life.on_wake(lambda _: dispatcher.restart(life.epoch))
         if channel is not None:
             life.spawn(link_kvmanager(config, dispatcher, channel).run(), name="kvmanager")
@@ -121,11 +120,12 @@ def link_kvmanager(
 def main() -> int:
     """Read the configuration and serve; return the exit code."""
     config = load(SchedulerConfig, "scheduler")
-    check_bind(config.host, config.insecure, config.tls_cert is not None)
+    tls = load_tls("scheduler")
+    check_bind(config.host, config.insecure, tls is not None)
     configure_logging(config.name, level=config.log_level)
     end_tracing = configure_tracing(config.name, config.trace)
     try:
-        return lifecycle.run(config.name, partial(serve, config))
+        return lifecycle.run(config.name, partial(serve, config, tls))
     finally:
         end_tracing()
 

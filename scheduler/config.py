@@ -5,7 +5,6 @@ Knows ranges; how values are read is the chassis' business.
 
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
 from scheduler.core.degrade import LadderRules
 from scheduler.core.fair_queue import FairPolicy, as_vtc
@@ -77,10 +76,6 @@ class SchedulerConfig:
     """Requests per model that may wait in a band and the bands before it."""
     max_waiting_tokens: int = 16_000_000
     """Prompt tokens of those requests."""
-    tls_cert: Path | None = None
-    """Certificate chain for TLS (PEM)."""
-    tls_key: Path | None = None
-    """Its private key (PEM)."""
     insecure: bool = False
     """Listen beyond loopback without credentials."""
     trace: str = "none"
@@ -107,8 +102,6 @@ class SchedulerConfig:
         check_range("max_waiting_tokens", self.max_waiting_tokens, 1)
         if self.log_level not in LEVELS:
             raise ValueError(f"log_level must be one of {', '.join(LEVELS)}, got {self.log_level}")
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key must be given together")
         if self.kvmanager is not None:
             split_address(self.kvmanager)
 

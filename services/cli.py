@@ -34,6 +34,7 @@ COMMANDS = {
     "pull": Command("services.commands.models:pull", "fetch a model"),
     "status": Command("services.commands.status:main", "processes, queue, credits, pages, hit rate"),
     "tenant": Command("services.commands.tenant:main", "who may use how much: tenants, keys, changes"),
+    "certs": Command("services.commands.certs:main", "make a local authority and certificates for TLS"),
     "drain": Command("services.commands.drain:main", "let one worker finish and take nothing new"),
     "first-start": Command("services.launcher.first_start:main", "write a deployment's first configuration"),
 }

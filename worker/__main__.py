@@ -7,6 +7,7 @@ from services.chassis.fatal import entry
 from services.chassis.lifecycle import Lifecycle, run
 from services.chassis.logging import configure_logging
 from services.chassis.telemetry import configure_tracing
+from services.chassis.tls import load_tls
 from worker.app import Worker
 from worker.config import WorkerConfig
 
@@ -18,11 +19,12 @@ def main() -> int:
         FatalError: For `entry` to show.
     """
     config = load(WorkerConfig, "worker", prog="quire worker")
+    tls = load_tls("worker")
     configure_logging(config.name, level=config.log_level)
     flush_spans = configure_tracing(config.name, config.trace)
 
     async def serve(lifecycle: Lifecycle) -> None:
-        await Worker(config, lifecycle).run()
+        await Worker(config, lifecycle, tls=tls).run()
 
     try:
         return run(config.name, serve, drain_limit_s=config.drain_limit_s)

@@ -5,11 +5,9 @@ ready, refuse, finish what runs, say why the rest ended, leave.
 """
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import structlog
 
@@ -22,13 +20,13 @@ from services.chassis.grpc import (
     add_health_and_reflection,
     bind,
     check_bind,
-    create_channel,
     create_server,
 )
 from services.chassis.lifecycle import Lifecycle
 from services.chassis.metrics import Metrics, sample_loop_lag
 from services.chassis.probes import Probes
 from services.chassis.ticks import next_tick
+from services.chassis.tls import OPERATOR, Tls, open_channel, peers_only, watch_expiry
 from services.domain.capacity import Capacity
 from services.domain.errors import Draining, WorkerLost
 from services.domain.ids import WorkerId
@@ -37,6 +35,7 @@ from services.rpc.worker_kvmanager_link import WorkerKvManagerLink
 from services.rpc.worker_scheduler_link import WorkerSchedulerLink
 from worker.async_engine import AsyncEngine
 from worker.config import WorkerConfig
+from worker.daemon_thread import in_daemon_thread
 from worker.engine.config import EngineConfig
 from worker.engine.step_scheduler import StepScheduler
 from worker.loading import Loaded, load
@@ -77,13 +76,15 @@ class Worker:
         config: WorkerConfig,
         lifecycle: Lifecycle,
         load_model: Callable[[WorkerConfig], Loaded] = load,
+        tls: Tls | None = None,
     ) -> None:
-        check_bind(config.host, config.insecure, has_credentials=False)
+        check_bind(config.host, config.insecure, has_credentials=tls is not None)
         self._config = config
         self._lifecycle = lifecycle
         self._load_model = load_model
+        self._tls = tls
         self._metrics = Metrics()
-        self._server = create_server(interceptors=[ErrorInterceptor()])
+        self._server = create_server(interceptors=[ErrorInterceptor(), *peers_only(tls, "gateway", OPERATOR)])
         self._early = EarlyServicer()
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self._early, self._server)  # type: ignore[no-untyped-call]
         self._health: HealthControl = add_health_and_reflection(self._server, [SERVICE_NAME])
@@ -99,7 +100,8 @@ class Worker:
             FatalError: It cannot start, or its engine has failed or hangs: restart it.
         """
         config = self._config
-        self.port = bind(self._server, f"{config.host}:{config.port}")
+        credentials = None if self._tls is None else self._tls.server(asks=True)
+        self.port = bind(self._server, f"{config.host}:{config.port}", credentials=credentials)
         probes = Probes(
             config.probe_port, is_ready=lambda: self._health.serving, metrics=self._metrics, host=config.host
         )
@@ -178,10 +180,14 @@ class Worker:
         kv_report = KvReport(engine)
         scheduler_link = kvmanager_link = None
         if config.scheduler:
-            scheduler_link = WorkerSchedulerLink(create_channel(config.scheduler), facts, load_report)
+            scheduler_link = WorkerSchedulerLink(
+                open_channel(self._tls, config.scheduler, "scheduler"), facts, load_report
+            )
             load_report.tell(scheduler_link)
         if config.kvmanager:
-            kvmanager_link = WorkerKvManagerLink(create_channel(config.kvmanager), facts, kv_report)
+            kvmanager_link = WorkerKvManagerLink(
+                open_channel(self._tls, config.kvmanager, "kvmanager"), facts, kv_report
+            )
             kv_report.tell(kvmanager_link)
         parts = _Parts(
             engine=engine,
@@ -202,6 +208,8 @@ class Worker:
         if parts.scheduler is not None:
             spawn(parts.scheduler.run(), name="scheduler-link")
         spawn(sample_loop_lag(self._metrics), name="loop-lag")
+        if self._tls is not None:
+            spawn(watch_expiry(self._metrics, self._tls), name="tls")
         spawn(self._watch(parts), name="watch")
 
     async def _first_slices(self, kvmanager: WorkerKvManagerLink) -> None:
@@ -269,32 +277,3 @@ class Worker:
 
     def _address(self) -> str:
         return self._config.advertise or f"{self._config.host}:{self.port}"
-
-
-Result = TypeVar("Result")
-
-
-def in_daemon_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:
-    """Run blocking `work` in a thread that the process does not wait for when it leaves."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Result] = loop.create_future()
-
-    def settle(result: Result | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = work()
-        except Exception as exc:
-            error = exc
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, name="load", daemon=True).start()
-    return future

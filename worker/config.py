@@ -49,7 +49,7 @@ class WorkerConfig:
     instruction_set: str = "auto"
     """What native code is made for: avx512vnni, avx2vnni, avx2, neon or portable; auto: this CPU's best."""
     host: str = "127.0.0.1"
-    """Address to listen on; beyond loopback only with --insecure."""
+    """Address to listen on; beyond loopback only with TLS or --insecure."""
     port: int = 50060
     """Port of the gRPC service; 0 takes any free one."""
     advertise: str = ""

@@ -6,7 +6,7 @@ the clock it is given.
 
 import hashlib
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gateway.core.directory import TenantDirectory
 from gateway.core.keys import KeyScope, find_key
@@ -43,17 +43,28 @@ class Authenticator:
         self._used: dict[str, float] = {}
 
     def authenticate(
-        self, key: str | None, *, from_loopback: bool, scope: KeyScope = KeyScope.GENERATE
+        self,
+        key: str | None,
+        *,
+        from_loopback: bool,
+        certificate: Sequence[str] = (),
+        scope: KeyScope = KeyScope.GENERATE,
     ) -> Caller:
-        """Return the caller behind `key`; without one, tenant `local` on loopback.
+        """Return the caller behind `key`; without one, behind `certificate`; else `local` on loopback.
+
+        A key that is given must be valid: nothing makes up for one that is not.
 
         Args:
+            certificate: Names in the certificate that the caller has proven to hold. It opens what a usual
+                key does, never the admin's calls.
             scope: What the call is about to do; an admin's calls are made with a key from everywhere.
 
         Raises:
             BadCredential: The key is not valid, or one is needed and missing.
             NotYours: It is valid, but not for this.
         """
+        if key is None and certificate and scope is not KeyScope.ADMIN:
+            return Caller(tenant=self._holder_of(certificate), key_id="")
         if key is None:
             if not from_loopback or scope is KeyScope.ADMIN:
                 raise BadCredential("a key is needed: send it as `authorization: Bearer KEY`")
@@ -66,6 +77,14 @@ class Authenticator:
             raise NotYours(f"key {found.id} has no scope `{scope}`")
         self._used[found.id] = now
         return Caller(tenant=found.tenant, key_id=found.id)
+
+    def _holder_of(self, certificate: Sequence[str]) -> TenantId:
+        book = self._directory.book
+        holders = {holder for name in certificate if (holder := book.holder_of(name)) is not None}
+        if len(holders) != 1:
+            many = "more than one tenant has" if holders else "no tenant has"
+            raise BadCredential(f"{many} the certificate of {', '.join(certificate)}")
+        return holders.pop()
 
     def take_used(self) -> dict[str, float]:
         """Return when keys were used since this was called last, by id, in seconds since 1970."""

@@ -1,10 +1,11 @@
-"""What an HTTP request shows of its caller: a key, or that it is a program of this machine.
+"""What an HTTP request shows of its caller: a key, a certificate, or that it is a program of this machine.
 
-Knows headers and addresses; whether a key is valid is `core.auth`'s.
+Knows headers, names and addresses; whether a key is valid is `core.auth`'s.
 """
 
 import ipaddress
 from collections.abc import Mapping
+from typing import Any
 
 from services.domain.errors import BadCredential
 
@@ -25,6 +26,14 @@ def key_of(headers: Mapping[str, str]) -> str | None:
     if scheme.lower() != "bearer":
         raise BadCredential("authorization must be `Bearer KEY`")
     return key.strip()
+
+
+def names_of(certificate: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the common name and the alternative names of a certificate as `ssl` shows it."""
+    subject = [pair for part in certificate.get("subject", ()) for pair in part]
+    found = [value for name, value in subject if name == "commonName"]
+    found += [value for _, value in certificate.get("subjectAltName", ()) if isinstance(value, str)]
+    return tuple(dict.fromkeys(found))
 
 
 def is_local(peer: str, headers: Mapping[str, str]) -> bool:

@@ -10,6 +10,7 @@ from gateway.core.auth import Authenticator
 from gateway.http.credentials import is_local, key_of
 from gateway.http.errors import internal_error, response_of
 from gateway.http.owner import ClientGone
+from gateway.http.server import CERTIFICATE
 from services.domain.errors import ServeError
 
 CALLER = "quire.caller"
@@ -37,7 +38,9 @@ class Edge:
             headers = Headers(scope=scope)
             peer = scope["client"][0] if scope.get("client") else ""
             scope[CALLER] = self._authenticator.authenticate(
-                key_of(headers), from_loopback=is_local(peer, headers)
+                key_of(headers),
+                from_loopback=is_local(peer, headers),
+                certificate=scope.get(CERTIFICATE, ()),
             )
             await self._app(scope, receive, watched_send)
         except ClientGone:

@@ -11,17 +11,18 @@ import ssl
 import time
 from asyncio import Transport
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from services.chassis.fatal import FatalError
+from gateway.http.credentials import names_of
 from services.chassis.grpc import require_free_port
 from services.chassis.ticks import until_tick
 
+CERTIFICATE = "quire.certificate"
+"""Key in the scope of the names in the certificate that the caller has shown."""
 ABORT = "quire.abort"
 """Key in the scope of a function that cuts the connection without waiting for what is still to be sent."""
 HEAD_LIMIT_S = 15.0
@@ -37,10 +38,9 @@ STOP_GRACE_S = 1.0
 class HttpServer:
     """One listening door: `bind`, then `run` in the background, then `stop`."""
 
-    def __init__(
-        self, app: ASGIApp, *, host: str, tls_cert: Path | None = None, tls_key: Path | None = None
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, host: str, tls: ssl.SSLContext | None = None) -> None:
         self._host = host
+        self._tls = tls
         self._server = _Uvicorn(
             uvicorn.Config(
                 app,
@@ -53,8 +53,6 @@ class HttpServer:
                 proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_S,  # type: ignore[arg-type]
                 timeout_graceful_shutdown=STOP_GRACE_S,  # type: ignore[arg-type]
-                ssl_certfile=tls_cert,
-                ssl_keyfile=tls_key,
             )
         )
         self._socket: socket.socket | None = None
@@ -70,13 +68,11 @@ class HttpServer:
 
         Raises:
             BusyPort: Somebody else listens there.
-            FatalError: The address or the TLS files cannot be used.
+            FatalError: The address cannot be used.
         """
         require_free_port(self._host, port)
-        try:
-            self._server.config.load()
-        except (OSError, ssl.SSLError) as exc:
-            raise FatalError(f"cannot use the TLS files: {exc}") from exc
+        self._server.config.load()
+        self._server.config.ssl = self._tls
         self._socket = _listening(self._host, port)
         bound: int = self._socket.getsockname()[1]
         return bound
@@ -139,9 +135,11 @@ class _Protocol(HttpToolsProtocol):
 
     _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
+    _names: tuple[str, ...] = ()
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._names = names_of(transport.get_extra_info("peercert") or {})
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -159,6 +157,7 @@ class _Protocol(HttpToolsProtocol):
         super().on_message_begin()
         scope: Any = self.scope
         scope[ABORT] = self.transport.abort
+        scope[CERTIFICATE] = self._names
         self._await_head()
 
     def on_headers_complete(self) -> None:

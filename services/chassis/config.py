@@ -19,11 +19,11 @@ from typing import Any, NoReturn, TypeVar
 from services.chassis.config_values import ByteSize, ValueRule, convert, describe, parse_bytes
 from services.chassis.fatal import ConfigError
 
-__all__ = ["SECTIONS", "ByteSize", "ConfigError", "check_range", "load", "parse_bytes"]
+__all__ = ["SECTIONS", "ByteSize", "ConfigError", "check_range", "config_file", "load", "parse_bytes"]
 
 T = TypeVar("T")
 
-SECTIONS = frozenset({"gateway", "scheduler", "kvmanager", "worker", "up", "tenants"})
+SECTIONS = frozenset({"gateway", "scheduler", "kvmanager", "worker", "up", "tenants", "tls"})
 """Sections a configuration file may hold; a component reads its own and skips the others."""
 
 
@@ -73,6 +73,15 @@ def load(
         raise ConfigError(f"{section}: --{missing[0].replace('_', '-')} must be given") from exc
     except ValueError as exc:
         raise ConfigError(f"{section}: {exc}") from exc
+
+
+def config_file(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> Path | None:
+    """Return the file that `--config` or QUIRE_CONFIG names; None without one."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config")
+    given: str | None = parser.parse_known_args(argv)[0].config
+    path = given or (os.environ if environ is None else environ).get("QUIRE_CONFIG")
+    return Path(path) if path else None
 
 
 def check_range(name: str, value: float, low: float | None = None, high: float | None = None) -> None:

@@ -4,14 +4,13 @@ Knows TOML and where the file is named. Checks one tenant at a time and all of t
 does; an error never shows a key.
 """
 
-import argparse
-import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from services.chassis.config import config_file
 from services.chassis.fatal import ConfigError
 from services.domain.errors import InvalidField
 from services.domain.ids import TenantId
@@ -49,13 +48,10 @@ def load_tenants(
     Raises:
         ConfigError: One line naming the tenant, the field, the rule and the nearest valid value.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config")
-    given: str | None = parser.parse_known_args(argv)[0].config
-    path = given or (os.environ if environ is None else environ).get("QUIRE_CONFIG")
+    path = config_file(argv, environ)
     if path is None:
         return DeclaredTenants()
-    tables = tomllib.loads(Path(path).read_text("utf-8")).get("tenants", [])
+    tables = tomllib.loads(path.read_text("utf-8")).get("tenants", [])
     if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
         raise ConfigError(f"{path}: tenants must be tables, each [[tenants]]")
     documents = [{name: one[name] for name in one if name not in _KEY_FIELDS} for one in tables]
@@ -68,7 +64,7 @@ def load_tenants(
     return DeclaredTenants(tenants, tuple(keys))
 
 
-def _keys_of(path: str, table: Mapping[str, object]) -> list[DeclaredKey]:
+def _keys_of(path: Path, table: Mapping[str, object]) -> list[DeclaredKey]:
     tenant = TenantId(str(table["id"]))
     keys = []
     key, hmac = table.get("key"), table.get("key_hmac")

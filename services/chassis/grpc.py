@@ -10,7 +10,6 @@ import os
 import socket
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -107,27 +106,14 @@ def create_channel(
     *,
     credentials: grpc.ChannelCredentials | None = None,
     interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
-    options: Iterable[tuple[str, int]] = (),
+    options: Iterable[tuple[str, int | str]] = (),
     settings: GrpcSettings = SETTINGS,
 ) -> grpc.aio.Channel:
     """Return a channel to `target`; connects lazily. `options` go on top of the shared ones."""
-    merged = [*settings.channel(), *options]
+    merged: list[tuple[str, int | str]] = [*settings.channel(), *options]
     if credentials is not None:
         return grpc.aio.secure_channel(target, credentials, options=merged, interceptors=list(interceptors))
     return grpc.aio.insecure_channel(target, options=merged, interceptors=list(interceptors))
-
-
-def server_credentials(cert: Path, key: Path) -> grpc.ServerCredentials:
-    """Read a TLS certificate chain and its key.
-
-    Raises:
-        ConfigError: A file cannot be read.
-    """
-    try:
-        pair = (key.read_bytes(), cert.read_bytes())
-    except OSError as exc:
-        raise ConfigError(f"cannot read the TLS files: {exc}") from exc
-    return grpc.ssl_server_credentials([pair])
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -175,7 +161,8 @@ def check_bind(host: str, insecure: bool, has_credentials: bool) -> None:
     if insecure or has_credentials or _is_loopback(host):
         return
     raise ConfigError(
-        f"listening on {host} reaches beyond this machine: give TLS credentials, or say --insecure"
+        f"listening on {host} reaches beyond this machine: give it TLS ([tls] of the configuration), "
+        "or say --insecure"
     )
 
 

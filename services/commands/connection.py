@@ -5,12 +5,12 @@ Knows flags and the client; makes one call at most, to find the only model serve
 
 import argparse
 import os
-from pathlib import Path
 
 import grpc
 
-from services.chassis.fatal import ConfigError, FatalError
+from services.chassis.fatal import FatalError
 from services.client import Client, ServeError
+from services.commands.tls_flags import add_tls_flags, caller_tls
 
 DEFAULT_PORT = 50051
 
@@ -28,7 +28,7 @@ def add_connection_flags(parser: argparse.ArgumentParser) -> None:
         "--api-key", default=os.environ.get("QUIRE_API_KEY"), help="[QUIRE_API_KEY, default none]"
     )
     group.add_argument("--tls", action="store_true", help="encrypt, checking by the system's authorities")
-    group.add_argument("--ca-cert", type=Path, metavar="FILE", help="encrypt, checking by this authority")
+    add_tls_flags(group)
 
 
 def target_of(args: argparse.Namespace) -> str:
@@ -39,15 +39,12 @@ def open_client(args: argparse.Namespace) -> Client:
     """Return a client as the flags say.
 
     Raises:
-        ConfigError: The authority's file cannot be read.
+        ConfigError: A TLS file is missing or cannot be used.
     """
-    credentials = None
-    if args.tls or args.ca_cert is not None:
-        try:
-            roots = None if args.ca_cert is None else args.ca_cert.read_bytes()
-        except OSError as exc:
-            raise ConfigError(f"--ca-cert {args.ca_cert}: {exc.strerror}") from exc
-        credentials = grpc.ssl_channel_credentials(roots)
+    tls = caller_tls(args)
+    credentials = grpc.ssl_channel_credentials() if args.tls else None
+    if tls is not None:
+        credentials = tls.channel_credentials()
     return Client(target_of(args), api_key=args.api_key, credentials=credentials)
 
 
@@ -69,7 +66,10 @@ def choose_model(args: argparse.Namespace, client: Client) -> str:
 def call_failed(error: ServeError, target: str) -> FatalError:
     """Return the one line for a call that failed."""
     if error.reason == "UNAVAILABLE":
-        return FatalError(f"no gateway answers at {target}: start one with `quire up`, or give --target")
+        return FatalError(
+            f"no gateway answers at {target}: start one with `quire up`, or give --target "
+            "(and --ca-cert where it serves by TLS)"
+        )
     field = f", field {error.detail.field}" if error.detail.field else ""
     retry = f", try again in {error.detail.retry_after_s:.1f} s" if error.detail.retry_after_s else ""
     return FatalError(f"{error.message} ({error.reason}{field}{retry})")

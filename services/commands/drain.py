@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from services.chassis.fatal import FatalError
 from services.commands.output import add_output_flags, print_json
+from services.commands.tls_flags import add_tls_flags, operator_tls
 from services.domain.errors import ServeError
 from services.launcher.topology import LOOPBACK, Ports
 from services.rpc.fleet_control import drain_worker
@@ -25,11 +26,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("worker", help="its name, as in `quire status`")
     parser.add_argument("--port-offset", type=int, default=0, help="that `quire up` was given [default 0]")
     parser.add_argument("--scheduler", metavar="HOST:PORT", help="a scheduler elsewhere")
+    add_tls_flags(parser.add_argument_group("TLS"))
     add_output_flags(parser)
     args = parser.parse_args(argv)
     scheduler = args.scheduler or f"{LOOPBACK}:{Ports(args.port_offset).scheduler}"
     try:
-        num_running = asyncio.run(drain_worker(scheduler, args.worker))
+        num_running = asyncio.run(drain_worker(scheduler, args.worker, operator_tls(args)))
     except ServeError as error:
         raise FatalError(f"{error.message} (asked the scheduler at {scheduler})") from error
     if args.json:

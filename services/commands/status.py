@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from services.commands.output import add_output_flags, console, print_json
+from services.commands.tls_flags import add_tls_flags, operator_tls
 from services.launcher.topology import LOOPBACK, Ports
 from services.rpc.fleet_status import (
     IndexStatus,
@@ -50,6 +51,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--scheduler", metavar="HOST:PORT", help="a scheduler elsewhere")
     parser.add_argument("--kvmanager", metavar="HOST:PORT", help="a kvmanager elsewhere")
     parser.add_argument("--gateway", metavar="HOST:PORT", help="a gateway elsewhere")
+    add_tls_flags(parser.add_argument_group("TLS"))
     add_output_flags(parser)
     args = parser.parse_args(argv)
     try:
@@ -61,18 +63,19 @@ def main(argv: Sequence[str]) -> int:
 
 async def look(args: argparse.Namespace) -> Status:
     """Ask everybody once."""
+    tls = operator_tls(args)
     ports = Ports(args.port_offset)
     addresses = {
         "gateway": args.gateway or f"{LOOPBACK}:{ports.gateway}",
         "scheduler": args.scheduler or f"{LOOPBACK}:{ports.scheduler}",
         "kvmanager": args.kvmanager or f"{LOOPBACK}:{ports.kvmanager}",
     }
-    answers = await asyncio.gather(*(serving(address) for address in addresses.values()))
+    answers = await asyncio.gather(*(serving(role, address, tls) for role, address in addresses.items()))
     queue, index = await asyncio.gather(
-        queue_status(addresses["scheduler"]), index_status(addresses["kvmanager"])
+        queue_status(addresses["scheduler"], tls), index_status(addresses["kvmanager"], tls)
     )
     known = [] if queue is None else [worker.address for worker in queue.workers]
-    workers = await worker_statuses(known)
+    workers = await worker_statuses(known, tls)
     up = dict(zip(addresses, answers, strict=True))
     if queue is not None:
         up |= {one.name: got is not None for one, got in zip(queue.workers, workers, strict=True)}

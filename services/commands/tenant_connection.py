@@ -11,12 +11,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from services.artifacts.model_cache import cache_folder
 from services.chassis.fatal import ConfigError, FatalError
-from services.chassis.grpc import create_channel, split_address
+from services.chassis.grpc import split_address
+from services.chassis.tls import open_channel
 from services.commands.output import add_output_flags
+from services.commands.tls_flags import add_tls_flags, operator_tls
 from services.domain.errors import ServeError
 from services.launcher.admin_key import admin_key_file
 from services.launcher.topology import LOOPBACK, Ports
@@ -37,7 +37,7 @@ def add_admin_flags(parser: argparse.ArgumentParser) -> None:
         help="[QUIRE_ADMIN_KEY, else QUIRE_GATEWAY_ADMIN_KEY, admin_key of --config, `quire up`'s own]",
     )
     group.add_argument("--config", type=Path, default=os.environ.get("QUIRE_CONFIG"), metavar="FILE")
-    group.add_argument("--ca-cert", type=Path, metavar="FILE", help="encrypt, checking by this authority")
+    add_tls_flags(group, config=False)
 
 
 @asynccontextmanager
@@ -49,14 +49,9 @@ async def admin_client(args: argparse.Namespace) -> AsyncIterator[TenantAdminCli
         FatalError: The call failed.
     """
     address = args.admin or f"{LOOPBACK}:{Ports(args.port_offset).admin}"
-    credentials = None
-    if args.ca_cert is not None:
-        try:
-            credentials = grpc.ssl_channel_credentials(args.ca_cert.read_bytes())
-        except OSError as exc:
-            raise ConfigError(f"--ca-cert {args.ca_cert}: {exc.strerror}") from exc
+    tls = operator_tls(args)
     key = args.admin_key or find_key(args.config, split_address(address)[1], os.environ)
-    async with create_channel(address, credentials=credentials) as channel:
+    async with open_channel(tls, address, "gateway") as channel:
         try:
             yield TenantAdminClient(channel, key)
         except ServeError as error:
@@ -80,7 +75,7 @@ def find_key(config: Path | None, admin_port: int, environ: Mapping[str, str]) -
 
 def _line(error: ServeError, address: str) -> str:
     if error.reason == "UNAVAILABLE":
-        return f"no gateway's admin door answers at {address}: give --admin"
+        return f"no gateway's admin door answers at {address}: give --admin (and --config where [tls] is on)"
     if error.reason == "BAD_CREDENTIAL":
         return f"{error.message}: an admin key is needed, give --admin-key or QUIRE_ADMIN_KEY"
     return f"{error.message} ({error.reason})"

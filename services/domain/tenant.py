@@ -82,5 +82,8 @@ class Tenant:
     """None: the parent's."""
     degradation: Degradation | None = None
     """What of its requests may get less while the service is overloaded; None: the parent's."""
+    certificates: tuple[str, ...] = ()
+    """Names in certificates by which its callers are known without a key: each a subject alternative name or
+    a common name, and of no other tenant."""
     outage_allowance: Allowance | None = None
     """What each gateway may admit of it while the quota store does not answer; None: nothing."""

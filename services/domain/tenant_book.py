@@ -27,12 +27,15 @@ class TenantBook:
         """Hold `tenants`, which must fit together.
 
         Raises:
-            InvalidField: A parent that is unknown or a descendant, or KV pages beyond the parent's.
+            InvalidField: A parent that is unknown or a descendant, KV pages beyond the parent's, or a
+                certificate that another one has.
         """
         self._tenants = {tenant.id: tenant for tenant in tenants}
         self._effective: dict[TenantId, Tenant] = {}
+        self._holders: dict[str, TenantId] = {}
         for tenant in self._tenants.values():
             self._check_parents(tenant)
+            self._hold(tenant)
         self._check_kv_pages()
 
     def __contains__(self, tenant: object) -> bool:
@@ -77,6 +80,10 @@ class TenantBook:
                 own = _within(own, parent)
             self._effective[tenant] = own
         return self._effective[tenant]
+
+    def holder_of(self, certificate: str) -> TenantId | None:
+        """Return whose callers show a certificate with this name."""
+        return self._holders.get(certificate)
 
     def account(
         self,
@@ -135,6 +142,13 @@ class TenantBook:
                 rule = f"at most {MAX_DEPTH - 1} parents above {tenant.id}"
                 raise refused("parent", rule, tenant.parent, seen[MAX_DEPTH - 2])
             parent = self._tenants[parent].parent
+
+    def _hold(self, tenant: Tenant) -> None:
+        for name in tenant.certificates:
+            holder = self._holders.setdefault(name, tenant.id)
+            if holder != tenant.id:
+                rule = f"names that no other tenant has ({holder} has this one)"
+                raise refused(f"{tenant.id}.certificates", rule, name, None)
 
     def _check_kv_pages(self) -> None:
         given: dict[TenantId, int] = {}

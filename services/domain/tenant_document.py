@@ -95,6 +95,7 @@ _TENANT: dict[str, Reader] = {
     "models": many_of(a_text(128, least=1), least=1),
     "aliases": map_of(a_text(128, least=1), a_text(128, least=1)),
     "kv_pages": a_whole(1, 10**9),
+    "certificates": many_of(a_text(256, least=1), least=1),
     "prices": a_table(Prices, _PRICES),
     "degradation": a_table(
         Degradation,

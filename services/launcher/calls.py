@@ -13,12 +13,16 @@ EXAMPLE_PROMPT = "Why is the sky blue? Answer in two sentences."
 EXAMPLE_TOKENS = 96
 
 
-def endpoint_lines(host: str, ports: Ports, num_workers: int, *, redis: str) -> list[str]:
+def endpoint_lines(
+    host: str, ports: Ports, num_workers: int, *, redis: str, has_tls: bool = False
+) -> list[str]:
     """Return one line per door: name and address."""
     last = ports.worker(num_workers - 1)
     workers = f"{ports.worker(0)}" if num_workers == 1 else f"{ports.worker(0)}-{last}"
+    scheme = "https" if has_tls else "http"
+    by_certificate = f"   gRPC by certificate {host}:{ports.certificate}" if has_tls else ""
     return [
-        f"gateway    gRPC {host}:{ports.gateway}   HTTP http://{host}:{ports.http}/v1",
+        f"gateway    gRPC {host}:{ports.gateway}   HTTP {scheme}://{host}:{ports.http}/v1{by_certificate}",
         f"scheduler  gRPC 127.0.0.1:{ports.scheduler}   kvmanager 127.0.0.1:{ports.kvmanager}   "
         f"workers 127.0.0.1:{workers}   {redis}",
         f"metrics    http://127.0.0.1:{ports.gateway_probe()}/metrics (gateway), "
@@ -26,8 +30,12 @@ def endpoint_lines(host: str, ports: Ports, num_workers: int, *, redis: str) -> 
     ]
 
 
-def example_calls(program: str, model: str, ports: Ports) -> list[tuple[str, str]]:
-    """Return a title and a command line each, to be pasted into a shell."""
+def example_calls(program: str, model: str, ports: Ports, *, ca: str | None = None) -> list[tuple[str, str]]:
+    """Return a title and a command line each, to be pasted into a shell.
+
+    Args:
+        ca: File of the authority, where the doors have TLS.
+    """
     target = f"127.0.0.1:{ports.gateway}"
     message = {"role": "user", "content": EXAMPLE_PROMPT}
     request = {
@@ -40,16 +48,21 @@ def example_calls(program: str, model: str, ports: Ports) -> list[tuple[str, str
     if ports.offset:
         own += ["--target", target]
     data = shlex.quote(json.dumps(request))
+    grpcurl, buf, curl, scheme = "-plaintext", "--http2-prior-knowledge", "", "http"
+    if ca is not None:
+        own += ["--ca-cert", ca]
+        file = shlex.quote(ca)
+        grpcurl, buf, curl, scheme = f"-cacert {file}", f"--cacert {file}", f"--cacert {file} ", "https"
     return [
         ("our own client", shlex.join([*own, EXAMPLE_PROMPT])),
         (
             "gRPC by reflection, with grpcurl or with buf",
-            f"grpcurl -plaintext -d {data} {target} {METHOD}\n"
-            f"buf curl --protocol grpc --http2-prior-knowledge -d {data} http://{target}/{METHOD}",
+            f"grpcurl {grpcurl} -d {data} {target} {METHOD}\n"
+            f"buf curl --protocol grpc {buf} -d {data} {scheme}://{target}/{METHOD}",
         ),
         (
             "HTTP, as the OpenAI API",
-            f"curl -N http://127.0.0.1:{ports.http}/v1/chat/completions "
+            f"curl -N {curl}{scheme}://127.0.0.1:{ports.http}/v1/chat/completions "
             f"-H 'content-type: application/json' -d {shlex.quote(json.dumps(body))}",
         ),
     ]

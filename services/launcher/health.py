@@ -7,7 +7,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from services.chassis.grpc import create_channel, is_serving
+from services.chassis.grpc import is_serving
+from services.chassis.tls import Tls, open_channel
 from services.launcher.topology import LOOPBACK, Health, Process
 
 _LIMIT_S = 2.0
@@ -16,8 +17,9 @@ _LIMIT_S = 2.0
 class HealthCheck:
     """Questions to one process. No connection is kept once it is up: kept ones are pinged on both sides."""
 
-    def __init__(self, spec: Process, host: str = LOOPBACK) -> None:
+    def __init__(self, spec: Process, host: str = LOOPBACK, tls: Tls | None = None) -> None:
         self._spec = spec
+        self._tls = tls
         self._host = LOOPBACK if host in ("0.0.0.0", "::") else host
 
     async def until_up(self, period_s: float) -> None:
@@ -25,7 +27,7 @@ class HealthCheck:
         if self._spec.health is Health.REDIS:
             await _until(self._answers_ping, period_s)
             return
-        async with create_channel(f"{self._host}:{self._spec.port}") as channel:
+        async with open_channel(self._tls, f"{self._host}:{self._spec.port}", self._spec.role) as channel:
             await _until(partial(is_serving, channel, limit_s=_LIMIT_S), period_s)
 
     async def is_alive(self) -> bool:

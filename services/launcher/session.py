@@ -15,6 +15,7 @@ from rich.console import Console
 
 from services.chassis.fatal import FatalError
 from services.chassis.redis import connect
+from services.chassis.tls import Tls
 from services.client import AsyncClient, Message, ServeError
 from services.domain.errors import DependencyDown
 from services.launcher.board import LiveBoard, PlainBoard
@@ -38,14 +39,17 @@ EXTERNAL_REDIS_LIMIT_S = 3.0
 class Session:
     """Owns the supervisor and the terminal of one `quire up`."""
 
-    def __init__(self, suite: Suite, folder: Path, console: Console, *, demo: bool) -> None:
+    def __init__(
+        self, suite: Suite, folder: Path, console: Console, *, demo: bool, tls: Tls | None = None
+    ) -> None:
         self._suite = suite
         self._folder = folder
         self._console = console
         self._demo = demo
+        self._tls = tls
         self._board = LiveBoard(console) if console.is_terminal else PlainBoard(console)
         self._stopping = asyncio.Event()
-        self._supervisor = Supervisor(plan(suite), folder, self._board, host=suite.host)
+        self._supervisor = Supervisor(plan(suite), folder, self._board, host=suite.host, tls=tls)
 
     async def serve(self) -> int:
         """Serve until a signal; return the exit code.
@@ -89,7 +93,9 @@ class Session:
 
     async def _greet(self, up: asyncio.Event) -> None:
         await up.wait()
-        client = AsyncClient(self._target())
+        client = AsyncClient(
+            self._target(), credentials=None if self._tls is None else self._tls.channel_credentials()
+        )
         try:
             await self._await_models(client)
             self._board.settle()
@@ -133,9 +139,12 @@ class Session:
     def _show_doors(self) -> None:
         suite = self._suite
         redis = "redis (yours)" if suite.redis_url else f"redis 127.0.0.1:{suite.ports.redis}"
-        lines = endpoint_lines(self._public_host(), suite.ports, suite.num_workers, redis=redis)
+        lines = endpoint_lines(
+            self._public_host(), suite.ports, suite.num_workers, redis=redis, has_tls=suite.has_tls
+        )
+        ca = None if self._tls is None else str(self._tls.files.ca)
         self._say("\nendpoints\n" + indent([*lines, f"logs       {self._folder}"]))
-        for title, call in example_calls(_program(), suite.models[0].name, suite.ports):
+        for title, call in example_calls(_program(), suite.models[0].name, suite.ports, ca=ca):
             self._say(f"\n{title}\n{indent([call])}")
         self._say("\nserving until Ctrl-C")
 

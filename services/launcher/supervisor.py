@@ -18,6 +18,7 @@ from services.chassis.fatal import FatalError
 from services.chassis.grpc import require_free_port
 from services.chassis.lifecycle import LIFELINE_VARIABLE
 from services.chassis.ticks import next_tick
+from services.chassis.tls import Tls
 from services.launcher.board import Board
 from services.launcher.child_log import why_it_ended
 from services.launcher.health import HealthCheck
@@ -88,14 +89,24 @@ class Supervisor:
         specs: In the order of their start (see `topology.plan`).
         folder: For their logs.
         host: Where the last of them (the gateway) listens.
+        tls: What they are asked with whether they are up.
     """
 
-    def __init__(self, specs: Sequence[Process], folder: Path, board: Board, *, host: str = LOOPBACK) -> None:
+    def __init__(
+        self,
+        specs: Sequence[Process],
+        folder: Path,
+        board: Board,
+        *,
+        host: str = LOOPBACK,
+        tls: Tls | None = None,
+    ) -> None:
         self._changed = asyncio.Event()
         self.children = [Child(spec, folder / f"{spec.name}.log", self._changed) for spec in specs]
         self._by_name = {child.spec.name: child for child in self.children}
         self._board = board
         self._host = host
+        self._tls = tls
         self._started = False
         self._lifeline_read, self._lifeline_write = os.pipe()
 
@@ -185,7 +196,7 @@ class Supervisor:
     async def _check(self, child: Child) -> None:
         """Notice that `child` is up; then kill it when it gives no sign of life for long."""
         host = self._host if child is self.children[-1] else LOOPBACK
-        health = HealthCheck(child.spec, host)
+        health = HealthCheck(child.spec, host, self._tls)
         await health.until_up(POLL_S)
         child.become(State.UP)
         failures = 0

@@ -38,6 +38,10 @@ class Ports:
         return 50054 + self.offset
 
     @property
+    def certificate(self) -> int:
+        return 50055 + self.offset
+
+    @property
     def redis(self) -> int:
         return 6390 + self.offset
 
@@ -114,6 +118,8 @@ class Suite:
     """What opens the gateway's admin door in this run; None: its configuration or environment says."""
     threads: int | None = None
     """Threads of each worker; None: each worker decides."""
+    has_tls: bool = False
+    """Whether the configuration or the environment has `[tls]`; the services read it themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +137,11 @@ class Process:
     waits_for: tuple[str, ...] = ()
     """Started at once, but up only after these."""
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def role(self) -> str:
+        """What it does: several workers have one role."""
+        return self.name.partition("-")[0]
 
     @property
     def ports(self) -> tuple[int, ...]:
@@ -225,6 +236,8 @@ def _gateway(suite: Suite) -> Process:
     ports = suite.ports
     flags = ["--name", "gateway-0", "--http-port", str(ports.http), "--admin-port", str(ports.admin)]
     flags += ["--scheduler", f"{LOOPBACK}:{ports.scheduler}", "--redis-url", redis_url(suite)]
+    if suite.has_tls:
+        flags += ["--certificate-port", str(ports.certificate)]
     for model in suite.models:
         flags += ["--model", model.flag()]
     return _service(
@@ -234,7 +247,7 @@ def _gateway(suite: Suite) -> Process:
         host=suite.host,
         port=ports.gateway,
         probe_port=ports.gateway_probe(),
-        other_ports=(ports.http, ports.admin),
+        other_ports=(ports.http, ports.admin, *((ports.certificate,) if suite.has_tls else ())),
         needs=() if suite.redis_url else ("redis",),
         waits_for=("scheduler",),
         environment={

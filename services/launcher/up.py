@@ -22,6 +22,7 @@ from services.artifacts.model_cache import cache_folder
 from services.chassis.config import ByteSize, check_range, load
 from services.chassis.fatal import ConfigError, FatalError
 from services.chassis.grpc import check_bind
+from services.chassis.tls import OPERATOR, load_tls
 from services.launcher.admin_key import admin_key_file, keep_admin_key
 from services.launcher.models import find_models, names
 from services.launcher.session import Session
@@ -81,10 +82,11 @@ def main(argv: Sequence[str]) -> int:
     console = Console(highlight=False)
     if config.config is not None:
         os.environ["QUIRE_CONFIG"] = str(config.config.resolve())
-    check_bind(config.host, config.insecure, has_credentials=False)
+    tls = load_tls(OPERATOR, ())
+    check_bind(config.host, config.insecure, has_credentials=tls is not None)
     cache = cache_folder(os.environ)
     folder = make_run_folder(cache)
-    suite = _suite(config, folder)
+    suite = dataclasses.replace(_suite(config, folder), has_tls=tls is not None)
     try:
         check_ports(plan(suite), config.host)
     except ValueError as exc:
@@ -97,7 +99,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     suite = dataclasses.replace(suite, models=models)
-    return asyncio.run(Session(suite, folder, console, demo=config.demo).serve())
+    return asyncio.run(Session(suite, folder, console, demo=config.demo, tls=tls).serve())
 
 
 def make_run_folder(cache: Path) -> Path:

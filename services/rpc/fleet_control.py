@@ -7,18 +7,18 @@ import grpc
 
 from protos.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.chassis.errors import from_rpc_error
-from services.chassis.grpc import create_channel
+from services.chassis.tls import Tls, open_channel
 
 LIMIT_S = 5.0
 
 
-async def drain_worker(scheduler: str, worker: str) -> int:
+async def drain_worker(scheduler: str, worker: str, tls: Tls | None = None) -> int:
     """Let a worker take nothing new; return how many requests it still runs.
 
     Raises:
         ServeError: The scheduler does not answer, or knows no such worker.
     """
-    async with create_channel(scheduler) as channel:
+    async with open_channel(tls, scheduler, "scheduler") as channel:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)  # type: ignore[no-untyped-call]
         try:
             answer = await stub.DrainWorker(scheduler_pb2.DrainWorkerRequest(worker=worker), timeout=LIMIT_S)

@@ -12,7 +12,8 @@ import grpc
 from protos.kvmanager.v1 import kvmanager_pb2, kvmanager_pb2_grpc
 from protos.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
-from services.chassis.grpc import create_channel, is_serving
+from services.chassis.grpc import is_serving
+from services.chassis.tls import Tls, open_channel
 from services.domain.degradation import Step
 from services.domain.generation import Band
 
@@ -78,15 +79,15 @@ class WorkerStatus:
     stuck_ms: int
 
 
-async def serving(address: str) -> bool:
-    """Whether the process at `address` welcomes calls."""
-    async with create_channel(address) as channel:
+async def serving(role: str, address: str, tls: Tls | None = None) -> bool:
+    """Whether the service of that role at `address` welcomes calls."""
+    async with open_channel(tls, address, role) as channel:
         return await is_serving(channel, limit_s=LIMIT_S)
 
 
-async def queue_status(address: str) -> QueueStatus | None:
+async def queue_status(address: str, tls: Tls | None = None) -> QueueStatus | None:
     """Ask the scheduler."""
-    async with create_channel(address) as channel:
+    async with open_channel(tls, address, "scheduler") as channel:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)  # type: ignore[no-untyped-call]
         answer = await _ask(stub.GetStatus, scheduler_pb2.GetStatusRequest())
     if answer is None:
@@ -120,9 +121,9 @@ async def queue_status(address: str) -> QueueStatus | None:
     )
 
 
-async def index_status(address: str) -> IndexStatus | None:
+async def index_status(address: str, tls: Tls | None = None) -> IndexStatus | None:
     """Ask the kvmanager."""
-    async with create_channel(address) as channel:
+    async with open_channel(tls, address, "kvmanager") as channel:
         stub = kvmanager_pb2_grpc.KvManagerServiceStub(channel)  # type: ignore[no-untyped-call]
         answer = await _ask(stub.GetStatus, kvmanager_pb2.GetStatusRequest())
     if answer is None:
@@ -135,13 +136,13 @@ async def index_status(address: str) -> IndexStatus | None:
     )
 
 
-async def worker_statuses(addresses: list[str]) -> list[WorkerStatus | None]:
+async def worker_statuses(addresses: list[str], tls: Tls | None = None) -> list[WorkerStatus | None]:
     """Ask all workers at once."""
-    return list(await asyncio.gather(*(_worker_status(address) for address in addresses)))
+    return list(await asyncio.gather(*(_worker_status(address, tls) for address in addresses)))
 
 
-async def _worker_status(address: str) -> WorkerStatus | None:
-    async with create_channel(address) as channel:
+async def _worker_status(address: str, tls: Tls | None) -> WorkerStatus | None:
+    async with open_channel(tls, address, "worker") as channel:
         stub = worker_pb2_grpc.WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
         answer = await _ask(stub.GetStatus, worker_pb2.GetStatusRequest())
     if answer is None:

@@ -7,7 +7,7 @@ what goes over a link (`services.rpc.gateway_worker_link`), nor which worker sho
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from services.chassis.grpc import create_channel
+from services.chassis.tls import Tls, open_channel
 from services.domain.errors import StaleAttempt
 from services.domain.ids import Epoch, WorkerId
 from services.rpc import convert
@@ -24,9 +24,18 @@ class Spawn(Protocol):
 class WorkerLinks:
     """All workers that this gateway speaks to, one channel each, so that no stream is pinned elsewhere."""
 
-    def __init__(self, *, name: str, epoch: Callable[[], Epoch], build: str, spawn: Spawn) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        epoch: Callable[[], Epoch],
+        build: str,
+        spawn: Spawn,
+        tls: Tls | None = None,
+    ) -> None:
         self._make_peer = lambda: convert.peer_to_pb(name, epoch(), build)
         self._spawn = spawn
+        self._tls = tls
         self._links: dict[WorkerId, WorkerLink] = {}
 
     @property
@@ -46,7 +55,7 @@ class WorkerLinks:
         if link is None or link.is_dead or placement.epoch > link.epoch:
             if link is not None:
                 link.close()
-            channel = create_channel(placement.address)
+            channel = open_channel(self._tls, placement.address, "worker")
             link = WorkerLink(channel, placement.worker, placement.epoch, self._make_peer)
             self._links[placement.worker] = link
             self._spawn(self._run(link), name=f"worker-link-{placement.worker}")

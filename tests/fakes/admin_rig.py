@@ -10,6 +10,7 @@ import grpc
 
 from gateway.__main__ import build_admin_server
 from gateway.config import GatewayConfig
+from gateway.doors_tls import DoorsTls
 from gateway.stores.tenants import RedisTenantLog
 from services import cli
 from services.chassis.grpc import create_channel
@@ -36,7 +37,7 @@ async def admin_rig(redis_url: str, **options: Any) -> AsyncIterator[AdminRig]:
     """Start a gateway whose tenants are in a real Redis."""
     redis = connect(redis_url, limit_s=1.0)
     async with gateway_rig(tenant_log=RedisTenantLog(redis), **options) as rig:
-        server, port = build_admin_server(GatewayConfig(admin_port=0), rig.parts)
+        server, port = build_admin_server(GatewayConfig(admin_port=0), rig.parts, DoorsTls())
         await server.start()
         channel = create_channel(f"127.0.0.1:{port}")
         try:

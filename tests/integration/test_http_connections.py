@@ -4,14 +4,13 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from gateway.__main__ import drain
 from gateway.http import server as http_server
 from gateway.http.server import HttpServer
-from services.chassis.fatal import BusyPort, FatalError
+from services.chassis.fatal import BusyPort
 from services.chassis.grpc import HealthControl
 from services.domain.errors import NoWorker
 from tests.fakes.http_rig import HttpRig, http_rig
@@ -27,12 +26,6 @@ async def http() -> AsyncIterator[HttpRig]:
 async def test_a_busy_port_is_said_at_once(http: HttpRig) -> None:
     with pytest.raises(BusyPort):
         HttpServer(http.app, host="127.0.0.1").bind(http.port)
-
-
-async def test_unreadable_tls_files_are_said_at_once(http: HttpRig, tmp_path: Path) -> None:
-    missing = tmp_path / "cert.pem"
-    with pytest.raises(FatalError, match="TLS files"):
-        HttpServer(http.app, host="127.0.0.1", tls_cert=missing, tls_key=missing).bind(0)
 
 
 async def connect(http: HttpRig) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -73,7 +73,7 @@ class Prices(_message.Message):
     def __init__(self, currency: _Optional[str] = ..., uncached_per_million: _Optional[float] = ..., cached_per_million: _Optional[float] = ..., output_per_million: _Optional[float] = ..., page_hour: _Optional[float] = ...) -> None: ...
 
 class Tenant(_message.Message):
-    __slots__ = ("id", "name", "parent", "band", "weight", "max_concurrency", "requests_per_minute", "tokens_per_minute", "prompt_tokens_per_minute", "output_tokens_per_minute", "daily", "monthly", "utc_offset_minutes", "long_from_tokens", "short_class", "long_class", "model_limits", "default_max_output_tokens", "max_output_tokens", "max_prompt_tokens", "models", "aliases", "kv_pages", "prices", "outage_allowance")
+    __slots__ = ("id", "name", "parent", "band", "weight", "max_concurrency", "requests_per_minute", "tokens_per_minute", "prompt_tokens_per_minute", "output_tokens_per_minute", "daily", "monthly", "utc_offset_minutes", "long_from_tokens", "short_class", "long_class", "model_limits", "default_max_output_tokens", "max_output_tokens", "max_prompt_tokens", "models", "aliases", "kv_pages", "prices", "outage_allowance", "certificates")
     class ModelLimitsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +113,7 @@ class Tenant(_message.Message):
     KV_PAGES_FIELD_NUMBER: _ClassVar[int]
     PRICES_FIELD_NUMBER: _ClassVar[int]
     OUTAGE_ALLOWANCE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATES_FIELD_NUMBER: _ClassVar[int]
     id: str
     name: str
     parent: str
@@ -138,7 +139,8 @@ class Tenant(_message.Message):
     kv_pages: int
     prices: Prices
     outage_allowance: OutageAllowance
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., parent: _Optional[str] = ..., band: _Optional[_Union[_types_pb2.Band, str]] = ..., weight: _Optional[float] = ..., max_concurrency: _Optional[int] = ..., requests_per_minute: _Optional[_Union[Rate, _Mapping]] = ..., tokens_per_minute: _Optional[_Union[Rate, _Mapping]] = ..., prompt_tokens_per_minute: _Optional[_Union[Rate, _Mapping]] = ..., output_tokens_per_minute: _Optional[_Union[Rate, _Mapping]] = ..., daily: _Optional[_Union[Budget, _Mapping]] = ..., monthly: _Optional[_Union[Budget, _Mapping]] = ..., utc_offset_minutes: _Optional[int] = ..., long_from_tokens: _Optional[int] = ..., short_class: _Optional[_Union[Limits, _Mapping]] = ..., long_class: _Optional[_Union[Limits, _Mapping]] = ..., model_limits: _Optional[_Mapping[str, Limits]] = ..., default_max_output_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., max_prompt_tokens: _Optional[int] = ..., models: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Mapping[str, str]] = ..., kv_pages: _Optional[int] = ..., prices: _Optional[_Union[Prices, _Mapping]] = ..., outage_allowance: _Optional[_Union[OutageAllowance, _Mapping]] = ...) -> None: ...
+    certificates: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., parent: _Optional[str] = ..., band: _Optional[_Union[_types_pb2.Band, str]] = ..., weight: _Optional[float] = ..., max_concurrency: _Optional[int] = ..., requests_per_minute: _Optional[_Union[Rate, _Mapping]] = ..., tokens_per_minute: _Optional[_Union[Rate, _Mapping]] = ..., prompt_tokens_per_minute: _Optional[_Union[Rate, _Mapping]] = ..., output_tokens_per_minute: _Optional[_Union[Rate, _Mapping]] = ..., daily: _Optional[_Union[Budget, _Mapping]] = ..., monthly: _Optional[_Union[Budget, _Mapping]] = ..., utc_offset_minutes: _Optional[int] = ..., long_from_tokens: _Optional[int] = ..., short_class: _Optional[_Union[Limits, _Mapping]] = ..., long_class: _Optional[_Union[Limits, _Mapping]] = ..., model_limits: _Optional[_Mapping[str, Limits]] = ..., default_max_output_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., max_prompt_tokens: _Optional[int] = ..., models: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Mapping[str, str]] = ..., kv_pages: _Optional[int] = ..., prices: _Optional[_Union[Prices, _Mapping]] = ..., outage_allowance: _Optional[_Union[OutageAllowance, _Mapping]] = ..., certificates: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OutageAllowance(_message.Message):
     __slots__ = ("max_concurrency", "tokens")

@@ -137,7 +137,10 @@ async def test_no_gateway_is_one_line_with_what_to_do(shell: Shell) -> None:
     target = f"127.0.0.1:{free_port()}"
     ran = await shell.run("generate", "--target", target, "--timeout", "5", "Hello")
     assert ran.code == 1
-    assert ran.err == f"error: no gateway answers at {target}: start one with `quire up`, or give --target\n"
+    assert ran.err == (
+        f"error: no gateway answers at {target}: start one with `quire up`, or give --target "
+        "(and --ca-cert where it serves by TLS)\n"
+    )
 
 
 async def test_ctrl_c_cancels_a_generation(shell: Shell) -> None:

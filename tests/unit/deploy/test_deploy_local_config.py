@@ -14,6 +14,7 @@ from kvmanager.config import KvManagerConfig
 from kvmanager.config import load_config as load_kvmanager_config
 from scheduler.config import SchedulerConfig
 from services.chassis.config import SECTIONS, load
+from services.chassis.tls import TlsConfig
 from services.domain.errors import BadCredential
 from services.domain.generation import Band
 from services.domain.ids import TenantId
@@ -28,6 +29,7 @@ CLASSES: dict[str, Any] = {
     "scheduler": SchedulerConfig,
     "kvmanager": KvManagerConfig,
     "worker": WorkerConfig,
+    "tls": TlsConfig,
 }
 NEEDED = {"worker": ["--model", "m=/m"]}
 _COMMENTED = re.compile(r"^# (\w+ = .*)$", re.MULTILINE)
@@ -55,8 +57,9 @@ def test_what_is_commented_out_is_accepted_and_is_the_default(section: str, tmp_
     plain = read(section, shown, tmp_path)
     values = {f.name: getattr(opened, f.name) for f in dataclasses.fields(opened) if f.name != "config"}
     changed = {name for name, value in values.items() if value != getattr(plain, name)}
-    # Its defaults are "the built-in one", "one per model" and "by free memory"; the file shows values.
-    assert changed == ({"model", "workers", "kv_memory"} if section == "up" else set())
+    # Defaults are "the built-in one", "one per model", "by free memory" and "none"; the file shows values.
+    shown_values = {"up": {"model", "workers", "kv_memory"}, "tls": {"ca", "cert", "key"}}
+    assert changed == shown_values.get(section, set())
 
 
 def test_two_tenants_with_keys_and_nobody_else() -> None:

@@ -55,6 +55,7 @@ tenants = st.builds(
     models=st.none() | st.just(("small", "large")),
     aliases=st.dictionaries(st.sampled_from(["fast", "good"]), st.sampled_from(["small", "large"])),
     kv_pages=st.none() | counts,
+    certificates=st.just(()) | st.just(("team-a", "spiffe://a/b")),
     prices=st.none() | prices,
     degradation=st.none()
     | st.builds(

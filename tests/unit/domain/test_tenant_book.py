@@ -135,3 +135,14 @@ def test_the_pages_of_a_family_never_exceed_its_parents_cap(total: int, shares: 
     assert sum(caps.values()) == total
     assert all(pages >= 1 for pages in caps.values())
     assert TenantId("free") not in caps
+
+
+def test_no_two_tenants_have_one_certificate() -> None:
+    book = TenantBook([a_tenant("acme", certificates=("a", "b")), a_tenant("team", "acme")])
+    assert book.holder_of("b") == ACME
+    assert book.holder_of("c") is None
+    with pytest.raises(InvalidField, match=r"team\.certificates: .*no other tenant has \(acme has") as caught:
+        book.replaced({TEAM: a_tenant("team", "acme", certificates=("c", "b"))})
+    assert caught.value.detail.field == "team.certificates"
+    moved = book.replaced({ACME: a_tenant("acme"), TEAM: a_tenant("team", "acme", certificates=("b",))})
+    assert (moved.holder_of("a"), moved.holder_of("b")) == (None, TEAM)

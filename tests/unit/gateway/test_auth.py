@@ -101,3 +101,49 @@ def test_salts_differ_by_server_key_tenant_and_callers_salt(authenticator: Authe
     }
     assert len(salts) == 5
     assert authenticator.salt_of(ACME, "mine") == authenticator.salt_of(ACME, "mine")
+
+
+def with_certificates(*keys: ApiKey) -> Authenticator:
+    """Return one who knows acme's callers by certificate, and those of two more tenants."""
+    tenants = [
+        a_tenant(certificates=("team-a", "spiffe://acme/search")),
+        a_tenant(id=TenantId("beta"), certificates=("team-b",)),
+        a_tenant(id=LOCAL),
+    ]
+    return Authenticator(TenantDirectory(tenants, keys), SERVER_KEY, lambda: NOW)
+
+
+def test_a_certificate_is_as_good_as_a_key() -> None:
+    authenticator = with_certificates()
+    for shown in (("team-a",), ("host-7", "spiffe://acme/search"), ("team-a", "spiffe://acme/search")):
+        assert authenticator.authenticate(None, from_loopback=False, certificate=shown) == Caller(
+            tenant=ACME, key_id=""
+        )
+    usage = authenticator.authenticate(
+        None, from_loopback=False, certificate=("team-b",), scope=KeyScope.USAGE
+    )
+    assert usage.tenant == "beta"
+
+
+def test_a_certificate_of_no_tenant_or_of_two_opens_nothing_from_nowhere() -> None:
+    authenticator = with_certificates()
+    with pytest.raises(BadCredential, match="no tenant has the certificate of Team-A"):
+        authenticator.authenticate(None, from_loopback=True, certificate=("Team-A",))
+    with pytest.raises(BadCredential, match="more than one tenant"):
+        authenticator.authenticate(None, from_loopback=True, certificate=("team-a", "team-b"))
+
+
+def test_a_key_that_is_given_decides_and_must_be_valid() -> None:
+    authenticator = with_certificates(a_key("acme-key"))
+    caller = authenticator.authenticate("acme-key", from_loopback=False, certificate=("team-b",))
+    assert caller.tenant == ACME
+    with pytest.raises(BadCredential, match="the key is not valid"):
+        authenticator.authenticate("acme-kez", from_loopback=True, certificate=("team-a",))
+
+
+@pytest.mark.failure("B179")
+def test_a_certificate_opens_no_admins_call() -> None:
+    with pytest.raises(BadCredential, match="a key is needed"):
+        with_certificates().authenticate(
+            None, from_loopback=True, certificate=("team-a",), scope=KeyScope.ADMIN
+        )

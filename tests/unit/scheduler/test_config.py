@@ -39,7 +39,6 @@ def test_the_policy_is_chosen_by_a_flag() -> None:
         (("--batch-floor", "0.9"), "batch_floor"),
         (("--fair-quantum", "-1"), "fair_quantum"),
         (("--max-long-share", "0"), "max_long_share"),
-        (("--tls-cert", "x.pem"), "tls_key"),
         (("--max-wating", "3"), "--max-waiting"),
     ],
 )
