@@ -61,7 +61,8 @@ def lines(results: Results, cells: Sequence[str]) -> Iterator[str]:
                 is_noisy = all(run.foreign_share > NOISE_LIMIT for run in runs)
                 yield f"{cell:8} {server:16} {text_of(figures)}  runs={len(runs)}{' *' if is_noisy else ''}"
     for name, why in results.unavailable.items():
-        yield f"{name}: peer unavailable: {why}" if name != results.servers[0] else f"{name}: {why}"
+        what = "unavailable" if name.startswith(results.servers[0]) else "peer unavailable"
+        yield f"{name}: {what}: {why}"
     yield "ours against the best peer"
     for target in TARGETS:
         if target.cell in cells:
