@@ -18,9 +18,7 @@ from worker.executors.native.bound_plan import UnsupportedOperation
 from worker.executors.native.build import NoCompiler
 from worker.executors.native.library import KV_FORMATS
 from worker.executors.native.library import Compute as NativeCompute
-from worker.executors.native.packed_size import packed_bytes
 from worker.executors.native_executor import NativeOptions, load_native_executor
-from worker.executors.weights.loader import open_model
 from worker.memory import check_weights_fit, free_memory_bytes
 
 TORCH_WEIGHT_BYTES = 4
@@ -56,18 +54,7 @@ def load_executor(config: WorkerConfig) -> Executor:
     return _load_torch(config, artifact)
 
 
-def native_weight_bytes(artifact: ModelArtifact) -> int:
-    """Return what a model's weights take in the native executor.
-
-    Raises:
-        ArtifactError: The model cannot be read or computed.
-    """
-    model, weights = open_model(artifact)
-    return packed_bytes(model.plan, weights)
-
-
 def _load_native(config: WorkerConfig, artifact: ModelArtifact) -> Executor:
-    check_weights_fit(native_weight_bytes(artifact), free_memory_bytes())
     options = NativeOptions(
         page_size=config.page_size,
         kv_format=config.kv_format or KvFormat.INT8,
@@ -76,7 +63,12 @@ def _load_native(config: WorkerConfig, artifact: ModelArtifact) -> Executor:
         instruction_set=config.instruction_set,
         max_positions=config.max_context_tokens,
     )
-    return load_native_executor(artifact, model_name=config.model_name, options=options)
+    return load_native_executor(
+        artifact,
+        model_name=config.model_name,
+        options=options,
+        check_size=lambda weight_bytes: check_weights_fit(weight_bytes, free_memory_bytes()),
+    )
 
 
 def _load_torch(config: WorkerConfig, artifact: ModelArtifact) -> Executor:

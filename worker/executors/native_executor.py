@@ -25,6 +25,7 @@ from worker.executors.native.bound_plan import UnsupportedOperation, bind_plan, 
 from worker.executors.native.build import Built, build
 from worker.executors.native.library import Batch as NativeBatch
 from worker.executors.native.library import Compute, Library, NativeError
+from worker.executors.native.packed_size import packed_bytes
 from worker.executors.native.packed_weights import PackedWeights, SwappedLayer, open_packed
 from worker.executors.native.sampling import sample
 from worker.executors.weights.loader import WeightSource, open_model
@@ -217,6 +218,7 @@ def load_native_executor(
     *,
     model_name: str,
     options: NativeOptions | None = None,
+    check_size: Callable[[int], None] | None = None,
     layer_of: tuple[int, NativeExecutor] | None = None,
 ) -> NativeExecutor:
     """Load a model folder or GGUF file into a native executor. KV memory comes with `allocate`.
@@ -224,6 +226,7 @@ def load_native_executor(
     Args:
         source: What `open_artifact` reads or gave.
         model_name: The name callers use.
+        check_size: Given the bytes that the weights will take, before the first one is read.
         layer_of: Take this layer's weights from another version of the model; for measuring it alone.
 
     Raises:
@@ -235,6 +238,8 @@ def load_native_executor(
     artifact = source if isinstance(source, ModelArtifact) else open_artifact(source)
     model, weights = open_model(artifact)
     check_supported(model.plan)
+    if check_size is not None:
+        check_size(packed_bytes(model.plan, weights))
     built = build(options.instruction_set)
     try:
         return NativeExecutor(

@@ -16,8 +16,10 @@ from tests.unit.executors.native_models import load_native
 from tests.unit.executors.tiny_models import make_model, save_folder, save_gguf
 from worker import executor_choice
 from worker.config import ExecutorKind, WorkerConfig
-from worker.executor_choice import load_executor, native_weight_bytes
+from worker.executor_choice import load_executor
 from worker.executors.native import bound_plan
+from worker.executors.native.packed_size import packed_bytes
+from worker.executors.weights.loader import open_model
 from worker.plan.op import OpKind
 
 pytestmark = pytest.mark.timeout(600)
@@ -131,11 +133,21 @@ def test_what_weights_will_take_is_known_before_they_are_packed(kind: str, tmp_p
     path = PACKED / kind
     if not path.exists():
         path = save_gguf(make_model("llama", **shape), tmp_path / "tiny.gguf", kind)
-    expected = native_weight_bytes(open_artifact(path))
+    built, weights = open_model(open_artifact(path))
+    expected = packed_bytes(built.plan, weights)
     executor = load_native(path, tmp_path, max_positions=32)
     rotations = 32 * 4 * executor.plan.head_dim
     # What lies stacked shares the line in front of it.
     assert executor.profile.weight_bytes - rotations == pytest.approx(expected, rel=0.01)
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_packed(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_choice, "free_memory_bytes", lambda: 1)
+    with pytest.raises(FatalError, match="the weights need about"):
+        load_executor(config(model))
+    assert not (tmp_path / "cache" / "packed").exists()
 
 
 def test_torch_is_taken_when_asked_for(model: Path) -> None:
