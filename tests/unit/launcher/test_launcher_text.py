@@ -97,6 +97,16 @@ def test_example_calls_are_valid_shell_with_valid_json() -> None:
     assert all("50058" in call or "8007" in call for call in calls)
 
 
+def test_with_tls_example_calls_trust_the_authority() -> None:
+    calls = example_calls("quire", "m", Ports(7), ca="/a folder/ca.pem")
+    for line in (line for _, text in calls for line in text.split("\n")):
+        words = shlex.split(line)
+        assert words[words.index("/a folder/ca.pem") - 1] in ("--ca-cert", "-cacert", "--cacert")
+        assert not any(word.startswith("http://") or "plaintext" in word for word in words)
+    lines = endpoint_lines("127.0.0.1", Ports(7), 1, redis="redis", has_tls=True)
+    assert "https://127.0.0.1:8007/v1   gRPC by certificate 127.0.0.1:50062" in lines[0]
+
+
 def test_endpoints_name_every_door() -> None:
     text = "\n".join(endpoint_lines("127.0.0.1", Ports(), 2, redis="redis 127.0.0.1:6390"))
     for port in ("50051", "8000", "50052", "50053", "50060-50061", "6390", "9100", "9110"):
