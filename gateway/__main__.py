@@ -80,7 +80,9 @@ async def serve(config: GatewayConfig, declared: DeclaredTenants, tls: DoorsTls,
         metrics=metrics,
         max_live=config.max_live,
         settings=GenerateSettings(
-            max_unread_tokens=config.max_unread_tokens, long_from_tokens=config.long_from_tokens
+            max_unread_tokens=config.max_unread_tokens,
+            long_from_tokens=config.long_from_tokens,
+            retry_percent=config.retry_percent,
         ),
         tls=tls.inside,
     )

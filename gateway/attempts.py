@@ -9,14 +9,17 @@ import time
 from collections.abc import Callable
 
 from gateway.core.deadlines import Deadlines
+from gateway.core.retry_budget import RetryBudget
 from gateway.places import Hold, Phase, Places, Plan, Sink, Workers
-from services.domain.errors import Code, ServeError
+from services.domain.errors import Code, ServeError, WorkerLost
 from services.domain.generation import FinishReason
-from services.domain.ids import RequestId, RequestKey, WorkerId
+from services.domain.ids import Epoch, RequestId, RequestKey, WorkerId
 from services.rpc.gateway_values import Placement
 
 MAX_ATTEMPTS = 3
-"""A placement that came to nothing before the worker accepted it is tried at most twice again."""
+"""A placement that came to nothing is tried at most twice again."""
+MAX_LOST = 2
+"""A request whose worker is lost has one further attempt: what brought down two workers gets no third."""
 
 
 class Attempts:
@@ -35,6 +38,7 @@ class Attempts:
         deadlines: Deadlines,
         places: Places,
         workers: Workers,
+        retries: RetryBudget,
         mark: Callable[[str], None],
         sink: Sink,
     ) -> None:
@@ -46,13 +50,15 @@ class Attempts:
         self._request_id = request_id
         self._deadlines = deadlines
         self._places, self._workers, self._sink = places, workers, sink
+        self._retries = retries
         self._mark = mark
         self._plan: Plan | None = None
         self._may_submit = False
         self._unused: Placement | None = None
         """A placement that was neither submitted nor given back."""
         self._hold: Hold | None = None
-        self._avoid: tuple[WorkerId, ...] = ()
+        self._avoid: tuple[tuple[WorkerId, Epoch], ...] = ()
+        self._num_lost = 0
 
     def ask(self, plan: Plan) -> None:
         """Ask for a place, to be used once `allow` was called."""
@@ -95,12 +101,21 @@ class Attempts:
             self.refuse(self.placement)
 
     def again(self, error: ServeError) -> bool:
-        """Try another place after this one came to nothing by `error`; False when there is no use."""
+        """Try another place after this one came to nothing by `error`; False when there is no use.
+
+        It is on another worker, or on a newer boot where only the placement was out of date (ABORTED).
+        """
         self._hold = None
-        if error.code not in (Code.UNAVAILABLE, Code.ABORTED) or self.number >= MAX_ATTEMPTS:
+        self._num_lost += isinstance(error, WorkerLost)
+        if error.code not in (Code.UNAVAILABLE, Code.ABORTED):
+            return False
+        if self.number >= MAX_ATTEMPTS or self._num_lost >= MAX_LOST:
+            return False
+        if not self._retries.take():
+            self._mark("no_retry_left")
             return False
         if error.code is Code.UNAVAILABLE and self.placement is not None:
-            self._avoid += (self.placement.worker,)
+            self._avoid += ((self.placement.worker, self.placement.epoch),)
         self.number += 1
         self._mark("placed_again")
         self._acquire()

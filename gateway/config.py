@@ -58,6 +58,8 @@ class GatewayConfig:
     """Tokens that may wait for a caller who does not read, before its request is ended."""
     long_from_tokens: int = 2048
     """Prompts from this length on are of the long class."""
+    retry_percent: float = 10.0
+    """Further attempts, on another worker, per hundred requests; 0 makes none. 0 to 100."""
     tokenizer_threads: int = 2
     """Threads that tokenise."""
     tls_cert: Path | None = None
@@ -80,6 +82,7 @@ class GatewayConfig:
         check_range("max_live", self.max_live, 1)
         check_range("max_unread_tokens", self.max_unread_tokens, 16)
         check_range("long_from_tokens", self.long_from_tokens, 1)
+        check_range("retry_percent", self.retry_percent, 0.0, 100.0)
         check_range("tokenizer_threads", self.tokenizer_threads, 1, 64)
         if self.log_level not in LEVELS:
             raise ValueError(f"log_level must be one of {', '.join(LEVELS)}, got {self.log_level}")

@@ -13,7 +13,7 @@ from gateway.core.relief import Relief, capped, relief_of
 from gateway.core.request import GenerationRequest
 from gateway.core.validation import Options, check
 from gateway.models import ModelBook, ServedModel
-from gateway.prompts import Prompt, PromptEncoder
+from gateway.prompts import Prompt, PromptEncoder, Salts
 from services.artifacts.long_text import TooManyTokens
 from services.domain.degradation import Degraded, Step
 from services.domain.errors import InvalidField, NoWorker, UnknownModel
@@ -39,7 +39,7 @@ class Fitted:
 
 
 async def fit(
-    request: GenerationRequest, tenant: Tenant, salt: bytes, models: ModelBook, encoder: PromptEncoder
+    request: GenerationRequest, tenant: Tenant, salts: Salts, models: ModelBook, encoder: PromptEncoder
 ) -> Fitted:
     """Fit a request to the model that its tenant means, or while that is overloaded to a smaller one.
 
@@ -55,19 +55,19 @@ async def fit(
         try:
             smaller = models.find(relief.smaller_model)
             options_there = check(request, tenant, smaller.profile, seed)
-            fitted = await _fit(request, tenant, salt, smaller, options_there, relief, encoder)
+            fitted = await _fit(request, tenant, salts, smaller, options_there, relief, encoder)
         except (InvalidField, NoWorker, UnknownModel):
             pass  # What does not fit the smaller model is served by its own.
         else:
             moved = Degraded(Step.SMALLER_MODEL, model.local.name, smaller.local.name)
             return dataclasses.replace(fitted, degraded=(*fitted.degraded, moved))
-    return await _fit(request, tenant, salt, model, options, relief, encoder)
+    return await _fit(request, tenant, salts, model, options, relief, encoder)
 
 
 async def _fit(
     request: GenerationRequest,
     tenant: Tenant,
-    salt: bytes,
+    salts: Salts,
     model: ServedModel,
     options: Options,
     relief: Relief,
@@ -78,7 +78,7 @@ async def _fit(
     if relief.cut_prompt_tokens is not None and is_cut_short:
         request, max_tokens = dataclasses.replace(request, cut_left=True), relief.cut_prompt_tokens
     try:
-        prompt = await encoder.encode(request, model, salt, max_tokens)
+        prompt = await encoder.encode(request, model, salts, max_tokens)
     except TooManyTokens as exc:
         raise too_long(request, tenant, options, max_tokens) from exc
     stop = check_prompt(request, tenant, options, model.profile, len(prompt.ids))

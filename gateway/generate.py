@@ -20,6 +20,7 @@ from gateway.core.ending import encode_ending
 from gateway.core.events import Event
 from gateway.core.lengths import class_of
 from gateway.core.request import Caller, GenerationRequest
+from gateway.core.retry_budget import RetryBudget
 from gateway.fitting import Fitted, fit
 from gateway.live import LiveRequest
 from gateway.live_table import LiveTable
@@ -27,7 +28,7 @@ from gateway.models import ModelBook
 from gateway.observation import GatewayMetrics
 from gateway.places import Places, Workers
 from gateway.planning import make_plan
-from gateway.prompts import PromptEncoder
+from gateway.prompts import PromptEncoder, Salts
 from gateway.settler import Settler
 from gateway.stores.quota import QuotaStore, Reservation, Settlement
 from services.chassis.telemetry import inject, start_span, trace_id
@@ -49,6 +50,8 @@ class GenerateSettings:
     """Tokens that may wait for a caller who does not read."""
     long_from_tokens: int = 2048
     """Prompts from this length on are of the long class."""
+    retry_percent: float = 10.0
+    """Further attempts per hundred requests; 0: none."""
 
 
 @dataclass(kw_only=True)
@@ -62,6 +65,7 @@ class Generate:
     settler: Settler
     places: Places
     workers: Workers
+    retries: RetryBudget
     table: LiveTable
     metrics: GatewayMetrics
     settings: GenerateSettings = field(default_factory=GenerateSettings)
@@ -156,10 +160,12 @@ class Generate:
             max_unread_tokens=self.settings.max_unread_tokens,
             places=self.places,
             workers=self.workers,
+            retries=self.retries,
             on_slow=on_slow,
             mark=span.add_event,
         )
         self.table.add(live)
+        self.retries.arrived()
         # Of the caller's own text only a real trace id goes on to other processes.
         onward = inject(span) or (traceparent[:TRACEPARENT_CHARS] if trace_id(traceparent) else "")
         return Run(live=live, request=request, span=span, traceparent=onward)
@@ -167,12 +173,13 @@ class Generate:
     async def _prepare(self, run: Run, caller: Caller) -> None:
         """Do everything up to the request's submission, or until only the place is missing."""
         request, tenant = run.request, run.live.tenant
-        salt = self.auth.salt_of(tenant.id, request.cache_salt)
-        fitted = await fit(request, tenant, salt, self.models, self.encoder)
+        own = self.auth.salt_of(tenant.id, "")
+        blocks = self.auth.salt_of(tenant.id, request.cache_salt) if request.cache_salt else own
+        fitted = await fit(request, tenant, Salts(blocks=blocks, tenant=own), self.models, self.encoder)
         run.model = fitted.model.local.name
         num_tokens = len(fitted.prompt.ids)
         request_class = class_of(request, tenant, num_tokens, self.settings.long_from_tokens)
-        plan = make_plan(run, fitted, salt=salt, request_class=request_class)
+        plan = make_plan(run, fitted, salt=blocks, request_class=request_class)
         # The quota is reserved while the scheduler looks for a place, and no work begins before it is. A
         # tenant that was refused last time is asked first, so that refusals cost the scheduler nothing.
         charge = self._charge(run, caller, fitted, request_class)

@@ -14,8 +14,9 @@ from gateway.core.choice import Gap
 from gateway.core.deadlines import Deadlines
 from gateway.core.events import Event, Queued, Started, StillWaiting
 from gateway.core.prompt_echo import PromptEcho
+from gateway.core.retry_budget import RetryBudget
 from gateway.places import Phase, Places, Plan, Workers
-from services.domain.errors import ServeError, SlowReader, WorkerLost
+from services.domain.errors import Code, ServeError, SlowReader
 from services.domain.generation import FinishReason, Usage
 from services.domain.ids import RequestId
 from services.domain.tenant import Tenant
@@ -35,6 +36,7 @@ class LiveRequest:
         max_unread_tokens: int,
         places: Places,
         workers: Workers,
+        retries: RetryBudget,
         on_slow: Callable[[], None],
         mark: Callable[[str], None],
     ) -> None:
@@ -48,6 +50,7 @@ class LiveRequest:
             deadlines=deadlines,
             places=places,
             workers=workers,
+            retries=retries,
             mark=mark,
             sink=self,
         )
@@ -158,10 +161,14 @@ class LiveRequest:
 
     def _retry(self, error: ServeError | None) -> None:
         """Try another place if one came to nothing; fail where that is no use."""
-        if error is None:
-            return
-        if self.error is not None or self.first_token_at is not None or not self.attempts.again(error):
+        if error is not None and not self._goes_on(error):
             self.fail(error)
+
+    def _goes_on(self, error: ServeError) -> bool:
+        """Try another place, as long as the caller has been given nothing that could come twice."""
+        if self.error is not None or self.plan is None or self.first_token_at is not None:
+            return False
+        return not any(choice.is_over for choice in self.plan.choices) and self.attempts.again(error)
 
     def on_queued(self, position: int, expected_wait_s: float | None) -> None:
         self.waits = Queued(self.id, position, expected_wait_s)
@@ -235,8 +242,11 @@ class LiveRequest:
 
     def on_ended(self, report: EndReport) -> None:
         self.attempts.ended()
-        if report.failure is not None:
-            self.fail(report.failure)
+        failure = report.failure
+        if failure is not None:
+            if failure.code is Code.UNAVAILABLE and self._goes_on(failure):
+                return
+            self.fail(failure)
         self.report = report
         self._wake.set()
 
@@ -247,12 +257,8 @@ class LiveRequest:
             self.report = EndReport()
             self._wake.set()
             return
-        was_placed = self.attempts.phase is Phase.PLACED
         self.attempts.lost()
-        if was_placed:
-            self._retry(error)
-        else:
-            self.fail(error if isinstance(error, WorkerLost) else WorkerLost(error.message))
+        self._retry(error)
 
     def _is_past_echo(self, echo: PromptEcho, events: list[Event]) -> bool:
         """Give the prompt back before anything else of the answer; say whether that is done."""

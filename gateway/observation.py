@@ -74,6 +74,11 @@ class GatewayMetrics:
         self._degraded = metrics.counter(
             "quire_degraded_total", "Requests that got less than they asked for, by step", ("step",)
         )
+        self._retries = metrics.counter(
+            "quire_retries_total",
+            "Wishes for a further attempt, by whether the budget had one left",
+            ("outcome",),
+        )
         self._requests = metrics.gauge("quire_requests", "Live requests by state", ("state",))
         self._oldest = metrics.gauge(
             "quire_oldest_request_seconds", "Age of the oldest live request by state", ("state",)
@@ -84,6 +89,10 @@ class GatewayMetrics:
 
     def tokenized(self, seconds: float) -> None:
         self._tokenize.observe(seconds)
+
+    def wished_again(self, granted: bool) -> None:
+        """Once for every attempt that failed and may be followed by another one."""
+        self._retries.add(1, "made" if granted else "over_budget")
 
     def serialized(self, seconds: float) -> None:
         self._serialize.observe(seconds)

@@ -50,6 +50,7 @@ def make_plan(
             own_salt=bool(request.cache_salt),
             cache_opt_out=request.cache_opt_out or is_scored,
             traceparent=run.traceparent,
+            prompt_digest=prompt.digest,
         ),
         submission=Submission(
             tenant=live.tenant.id,

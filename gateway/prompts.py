@@ -16,6 +16,7 @@ from gateway.models import LocalModel, ServedModel, Template
 from services.domain.block_hash import hash_blocks
 from services.domain.errors import InvalidField
 from services.domain.ids import BlockHash
+from services.domain.prompt_digest import digest_prompt
 
 T = TypeVar("T")
 
@@ -33,6 +34,18 @@ class Prompt:
     """Cut from its left; of a prompt far too long, at least so many."""
     block_hashes: list[BlockHash]
     """One per full block; empty on cache opt-out."""
+    digest: bytes
+    """Names it among its tenant's prompts to this model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Salts:
+    """What a prompt is named under."""
+
+    blocks: bytes
+    """Of its blocks: the tenant's and the caller's own."""
+    tenant: bytes
+    """Of its digest, whatever the caller's own is."""
 
 
 class PromptEncoder:
@@ -47,7 +60,11 @@ class PromptEncoder:
         self._observe = observe
 
     async def encode(
-        self, request: GenerationRequest, model: ServedModel, salt: bytes, max_tokens: int
+        self,
+        request: GenerationRequest,
+        model: ServedModel,
+        salts: Salts,
+        max_tokens: int,
     ) -> Prompt:
         """Tokenise the prompt of a request whose fields are checked.
 
@@ -60,7 +77,8 @@ class PromptEncoder:
             TooManyTokens: The prompt has more than `max_tokens`; one with few too many is returned.
         """
         return await self._run(
-            _length(request), lambda: encode_prompt(request, model.local, salt, max_tokens)
+            _length(request),
+            lambda: encode_prompt(request, model.local, salts, max_tokens),
         )
 
     async def tokenize(
@@ -90,7 +108,7 @@ class PromptEncoder:
             self._observe(time.perf_counter() - started)
 
 
-def encode_prompt(request: GenerationRequest, model: LocalModel, salt: bytes, max_tokens: int) -> Prompt:
+def encode_prompt(request: GenerationRequest, model: LocalModel, salts: Salts, max_tokens: int) -> Prompt:
     """Tokenise, cut if allowed and needed, and name the blocks.
 
     Raises:
@@ -100,8 +118,9 @@ def encode_prompt(request: GenerationRequest, model: LocalModel, salt: bytes, ma
         ids, num_cut = _fitted(request, model, max_tokens)
     else:
         ids, num_cut = _ids_of(request, model, max_tokens), 0
-    hashes = [] if request.cache_opt_out else hash_blocks(ids, salt=salt)
-    return Prompt(ids=ids, cut_tokens=num_cut, block_hashes=hashes)
+    hashes = [] if request.cache_opt_out else hash_blocks(ids, salt=salts.blocks)
+    digest = digest_prompt(ids, salt=salts.tenant, model=model.name)
+    return Prompt(ids=ids, cut_tokens=num_cut, block_hashes=hashes, digest=digest)
 
 
 def _length(request: GenerationRequest) -> int:

@@ -15,6 +15,7 @@ import grpc
 from gateway.budgets import Budgets
 from gateway.core.auth import Authenticator
 from gateway.core.directory import TenantDirectory
+from gateway.core.retry_budget import RetryBudget
 from gateway.generate import Generate, GenerateSettings
 from gateway.keyring import Keyring
 from gateway.live_table import LiveTable
@@ -123,6 +124,7 @@ def build_parts(
         settler=settler,
         places=scheduler,
         workers=workers,
+        retries=RetryBudget(settings.retry_percent, gateway_metrics.wished_again),
         table=table,
         metrics=gateway_metrics,
         settings=settings,

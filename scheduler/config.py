@@ -6,6 +6,7 @@ Knows ranges; how values are read is the chassis' business.
 from dataclasses import dataclass
 from enum import StrEnum
 
+from scheduler.core.breaker import BreakerRules
 from scheduler.core.degrade import LadderRules
 from scheduler.core.fair_queue import FairPolicy, as_vtc
 from scheduler.core.fifo import FifoPolicy
@@ -72,6 +73,13 @@ class SchedulerConfig:
     long_workers: tuple[str, ...] = ()
     """Names of workers that serve all long requests and nothing else. A model of whose workers
     none is named (or all are) shares them between short and long ones."""
+    breaker_failures: int = 5
+    """Failures among a worker's last 20 outcomes, half of them at least, at which it gets nothing for a time;
+    0 turns this off for errors, deaths and stalls. 0 to 20."""
+    breaker_stall_s: float = 10.0
+    """Seconds without a finished step, with work to do, at which a worker gets nothing more. 1 to 3600."""
+    quarantine_s: float = 900.0
+    """Seconds for which a prompt is refused that two workers died with; 0 never. 0 to 86400."""
     max_waiting: int = 10_000
     """Requests per model that may wait in a band and the bands before it."""
     max_waiting_tokens: int = 16_000_000
@@ -98,6 +106,9 @@ class SchedulerConfig:
         check_range("recover_after_ms", self.recover_after_ms, 0, 600_000)
         check_range("max_long_share", self.max_long_share, 0.05, 1)
         check_range("max_short_share", self.max_short_share, 0.05, 1)
+        check_range("breaker_failures", self.breaker_failures, 0, 20)
+        check_range("breaker_stall_s", self.breaker_stall_s, 1, 3600)
+        check_range("quarantine_s", self.quarantine_s, 0, 86_400)
         check_range("max_waiting", self.max_waiting, 1)
         check_range("max_waiting_tokens", self.max_waiting_tokens, 1)
         if self.log_level not in LEVELS:
@@ -127,6 +138,8 @@ class SchedulerConfig:
             max_waiting=self.max_waiting,
             max_waiting_tokens=self.max_waiting_tokens,
             ladder=self._ladder(),
+            breaker=BreakerRules(min_failures=self.breaker_failures, stall_s=self.breaker_stall_s),
+            quarantine_s=self.quarantine_s,
         )
 
     def _ladder(self) -> LadderRules:

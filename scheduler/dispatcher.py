@@ -150,7 +150,8 @@ class Dispatcher:
         if self._workers.get(worker) is session:
             del self._workers[worker]
             self._deliver(self.core.worker_gone(worker, self._clock()))
-            _log.warning("worker_left", worker=worker)
+            num_held = len(self.core.faults.quarantine.entries(self._clock()))
+            _log.warning("worker_left", worker=worker, num_quarantined=num_held)
 
     def report(self, worker: WorkerId, report: Report, session: Session) -> None:
         if self._workers.get(worker) is session:
@@ -169,6 +170,20 @@ class Dispatcher:
         self._workers[worker].drain()
         _log.info("worker_drains", worker=worker)
         return self.core.live.num_on(worker)
+
+    def release(self, digest: bytes) -> int:
+        """Serve a prompt again that is kept from workers, or all of them (empty); return how many were.
+
+        Raises:
+            InvalidField: There is no such prompt.
+        """
+        quarantine = self.core.faults.quarantine
+        if digest and not quarantine.release(digest):
+            raise InvalidField("digest", f"{digest.hex()} is not quarantined; `quire status` shows what is")
+        num = 1 if digest else quarantine.release_all()
+        self._changed.set()
+        _log.info("quarantine_released", num_prompts=num)
+        return num
 
     # The kvmanager
 
@@ -221,7 +236,7 @@ class Dispatcher:
             self._deliver(self.core.place(now), wake=False)
             if now - self._shown >= SHOW_EVERY_S:
                 self._shown = now
-                self._metrics.show(self.core)
+                self._metrics.show(self.core, now)
             due = self.core.next_wake()
             timer = None if due is None else loop.call_later(max(0.0, due - now), self._changed.set)
             await self._changed.wait()

@@ -4,10 +4,12 @@ Refuses what no core may see; decides nothing else and holds nothing.
 """
 
 from collections.abc import Iterable
-from typing import cast
+from itertools import repeat
+from typing import Any, cast
 
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.types.v1 import types_pb2
+from scheduler.core.breaker import Breaker, State
 from scheduler.core.credits import Report, WorkerHello
 from scheduler.core.outputs import (
     ModelsChanged,
@@ -48,6 +50,11 @@ def read_acquire(message: pb.Acquire) -> Acquire | ServeError:
         return InvalidField("weight", f"must be {MIN_WEIGHT} to {MAX_WEIGHT}, got {weight}")
     if any(len(one) != DIGEST_BYTES for one in message.block_hashes):
         return InvalidField("block_hashes", f"each must have {DIGEST_BYTES} bytes")
+    if len(message.avoid_epochs) not in (0, len(message.avoid)):
+        return InvalidField("avoid_epochs", f"must be parallel to the {len(message.avoid)} of avoid")
+    if len(message.prompt_digest) > DIGEST_BYTES:
+        return InvalidField("prompt_digest", f"must have at most {DIGEST_BYTES} bytes")
+    epochs = map(Epoch, message.avoid_epochs) if message.avoid_epochs else repeat(None, len(message.avoid))
     return Acquire(
         key=convert.key_from_pb(message.key),
         tenant=TenantId(message.tenant),
@@ -60,7 +67,8 @@ def read_acquire(message: pb.Acquire) -> Acquire | ServeError:
         block_hashes=tuple(BlockHash(one) for one in message.block_hashes),
         limits=convert.limits_from_pb(message.limits),
         waited_s=message.waited_ms / 1000,
-        avoid=frozenset(WorkerId(name) for name in message.avoid),
+        avoid=frozenset(zip(map(WorkerId, message.avoid), epochs, strict=True)),
+        prompt_digest=message.prompt_digest,
         own_salt=message.own_salt,
         cache_opt_out=message.cache_opt_out,
         traceparent=message.traceparent,
@@ -107,6 +115,8 @@ def report(message: pb.Report) -> Report:
         started=tuple(convert.key_from_pb(key) for key in message.started),
         ended=tuple(prompts),
         prompts=prompts,
+        failures={convert.key_from_pb(one.key): one.code for one in message.ended if one.code},
+        stuck_s=message.stuck_ms / 1000,
         output_tokens={TenantId(use.tenant): use.output_tokens for use in message.tenant_use},
         at_slice=frozenset(TenantId(tenant) for tenant in message.at_slice),
         draining=message.draining,
@@ -178,3 +188,15 @@ def to_worker(output: Output) -> pb.ConnectWorkerResponse:
     assert isinstance(output, PlacementsMade), "workers hear of placements and ranks only"
     placed = pb.Placed(highest_seq=output.highest_seq, abandoned=output.abandoned)
     return pb.ConnectWorkerResponse(placed=placed)
+
+
+def breaker_state(breaker: Breaker | None, now: float) -> dict[str, Any]:
+    """Return the fields of a `WorkerState` that speak of its breaker; without one it is closed."""
+    if breaker is None:
+        return {"breaker": pb.BREAKER_CLOSED}
+    left_s = max(0.0, breaker.until - now) if breaker.state is State.OPEN else 0.0
+    return {
+        "breaker": cast(pb.Breaker, breaker.state.value),
+        "breaker_reason": breaker.reason or "",
+        "breaker_retry_ms": round(left_s * 1000),
+    }

@@ -3,10 +3,13 @@
 Knows the core's outputs and tables; changes nothing.
 """
 
+from scheduler.core.breaker import Breaker, State
 from scheduler.core.outputs import Output, Placed, Rejected
 from scheduler.core.state import SchedulerCore
 from services.chassis.metrics import Metrics
 from services.domain.generation import Band, RequestClass
+
+_LEVELS = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
 
 
 class SchedulerMetrics:
@@ -29,6 +32,16 @@ class SchedulerMetrics:
         self._steps = metrics.gauge(
             "quire_degradation_step", "How far a band has degraded, 0 to 6", ("model", "band")
         )
+        self._breakers = metrics.gauge(
+            "quire_breaker_state", "A worker's breaker: 0 closed, 1 half open, 2 open", ("worker",)
+        )
+        self._opened = metrics.counter(
+            "quire_breaker_openings_total", "Times that a worker's breaker opened", ("worker", "reason")
+        )
+        self._quarantined = metrics.gauge(
+            "quire_quarantined_prompts", "Prompts that are kept from workers because workers died with them"
+        )
+        self._openings: dict[str, int] = {}
         self._workers_shown: set[str] = set()
         self._degraded: set[tuple[str, str]] = set()
 
@@ -43,7 +56,7 @@ class SchedulerMetrics:
         elif isinstance(output, Rejected):
             self._rejected.add(1, output.error.reason)
 
-    def show(self, core: SchedulerCore) -> None:
+    def show(self, core: SchedulerCore, now: float) -> None:
         """Set the gauges to what is true now."""
         waiting = {(band, kind): 0 for band in Band for kind in RequestClass}
         for (band, kind, _), count in core.room.sizes.items():
@@ -62,6 +75,18 @@ class SchedulerMetrics:
         self._degraded = set(steps)
         for name in self._workers_shown - set(core.fleet.workers):
             self._credits.set(0, name)
+            self._breakers.set(0, name)
         self._workers_shown = set(core.fleet.workers)
         for name, worker in core.fleet.workers.items():
             self._credits.set(worker.free_credits, name)
+            breaker = core.faults.breakers.get(name)
+            if breaker is not None:
+                self._breakers.set(_LEVELS[breaker.state], name)
+                self._count_openings(name, breaker)
+        self._quarantined.set(len(core.faults.quarantine.entries(now)))
+
+    def _count_openings(self, name: str, breaker: Breaker) -> None:
+        new = breaker.num_opened - self._openings.get(name, 0)
+        if new > 0 and breaker.reason is not None:
+            self._opened.add(new, name, breaker.reason.value)
+        self._openings[name] = breaker.num_opened

@@ -152,6 +152,14 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 )
                 for (band, kind, model), count in sorted(core.room.sizes.items())
             ],
+            quarantine=[
+                pb.QuarantinedPrompt(
+                    digest=held.digest,
+                    num_workers=len(held.boots),
+                    left_ms=round((held.until - now) * 1000),
+                )
+                for held in core.faults.quarantine.entries(now)
+            ],
         )
 
     async def DrainWorker(
@@ -159,7 +167,13 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> pb.DrainWorkerResponse:
         return pb.DrainWorkerResponse(live=self._dispatcher.drain_worker(WorkerId(request.worker)))
 
+    async def ReleaseQuarantine(
+        self, request: pb.ReleaseQuarantineRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ReleaseQuarantineResponse:
+        return pb.ReleaseQuarantineResponse(num_released=self._dispatcher.release(request.digest))
+
     def _worker_states(self, now: float) -> list[pb.WorkerState]:
+        breakers = self._dispatcher.core.faults.breakers
         return [
             pb.WorkerState(
                 name=name,
@@ -175,6 +189,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 free_pages=worker.report.free_pages,
                 reclaimable_pages=worker.report.reclaimable_pages,
                 last_seen_ms=round((now - worker.last_seen) * 1000),
+                **messages.breaker_state(breakers.get(name), now),
             )
             for name, worker in self._dispatcher.core.fleet.workers.items()
         ]

@@ -36,6 +36,7 @@ COMMANDS = {
     "tenant": Command("services.commands.tenant:main", "who may use how much: tenants, keys, changes"),
     "certs": Command("services.commands.certs:main", "make a local authority and certificates for TLS"),
     "drain": Command("services.commands.drain:main", "let one worker finish and take nothing new"),
+    "release": Command("services.commands.release:main", "serve a quarantined prompt again"),
     "first-start": Command("services.launcher.first_start:main", "write a deployment's first configuration"),
 }
 SERVICES = {

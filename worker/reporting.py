@@ -17,6 +17,8 @@ from worker.engine.kv_events import RemovalReason, Removed
 from worker.engine.outputs import Accepted, Ended, Refused, StepOutputs, StepStats
 from worker.placements import PlacementBook
 
+CANCELLED = 1
+"""gRPC's code of an end by a cancel."""
 SPEED_WEIGHT = 0.2
 """Weight of the newest prefill step in the measured speed."""
 
@@ -106,6 +108,7 @@ class LoadReport:
             at_slice=self._at_slice,
             draining=self._draining,
             steps=stats.step,
+            stuck_s=self._engine.stuck_s(),
             prefill_tokens_per_s=self._prefill_tokens_per_s,
         )
         self._started.clear()
@@ -234,6 +237,7 @@ def _ended(end: Ended | Refused) -> EndedRequest:
     code = 0 if end.error is None else end.error.code.value
     if isinstance(end, Refused):
         return EndedRequest(key=end.key, code=code)
+    code = CANCELLED if end.cancelled else code
     cached = end.usage.cached_tokens
     # What it computed beyond its prompt is output, or was computed again after a preemption.
     uncached = min(end.usage.prompt_tokens - cached, end.computed_tokens)

@@ -57,6 +57,10 @@ class Report:
     """Generated since the worker's boot, of tenants whose count has changed; the first report has all."""
     prompts: Mapping[RequestKey, PromptUse] = field(default_factory=dict)
     """Of those that ended."""
+    failures: Mapping[RequestKey, int] = field(default_factory=dict)
+    """Canonical gRPC code of those of `ended` that had no good end; 1 is a cancel."""
+    stuck_s: float = 0.0
+    """Seconds since its last finished step while it has work; 0 when idle."""
     draining: bool = False
 
 
@@ -83,6 +87,8 @@ class WorkerCredits:
             seq=0, placements_seen=0, granted=0, startable_pages=0, free_pages=0, reclaimable_pages=0
         )
         self.draining = hello.draining
+        self.tripped = False
+        """Its breaker lets nothing through now."""
         self.last_seen = now
         self.placed = 0
         """The highest placement number given out."""
@@ -104,7 +110,7 @@ class WorkerCredits:
     @property
     def free_credits(self) -> int:
         """Placements that the worker would take now."""
-        return 0 if self.draining else max(0, self.report.granted - self.placed)
+        return 0 if self.draining or self.tripped else max(0, self.report.granted - self.placed)
 
     def outstanding_tokens(self, kind: RequestClass) -> int:
         """Return a class's uncached tokens placed and not started; of those it has seen, the worker's own

@@ -3,14 +3,15 @@
 Knows workers by model; knows nothing of what waits.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from scheduler.core.credits import WorkerCredits, WorkerHello
 from scheduler.core.outputs import ModelState
+from scheduler.core.request import WorkerBoot
 from services.domain.capacity import Capacity
 from services.domain.degradation import Step
 from services.domain.generation import Band
-from services.domain.ids import Namespace, WorkerId
+from services.domain.ids import Epoch, Namespace, WorkerId
 
 
 class Fleet:
@@ -79,6 +80,11 @@ class Fleet:
     def serving(self, model: str) -> list[WorkerCredits]:
         """Return the workers of `model` that take requests."""
         return [self.workers[name] for name in self._hellos.get(model, ()) if name not in self._leaving]
+
+    def boots(self, named: Iterable[tuple[WorkerId, Epoch | None]]) -> frozenset[WorkerBoot]:
+        """Return those of `named` that are here; without an epoch it is the boot of now."""
+        here = ((self.workers[name], epoch) for name, epoch in named if name in self.workers)
+        return frozenset(view.boot for view, epoch in here if epoch in (None, view.hello.epoch))
 
     def capacities(self, model: str) -> list[Capacity]:
         """Return the kinds of worker `model` has, those that may come back included."""

@@ -20,6 +20,7 @@ class LiveTable:
         self._on: dict[WorkerId, dict[RequestId, tuple[RequestClass, int]]] = {}
         """With class and seats."""
         self._seats: Counter[tuple[WorkerId, RequestClass]] = Counter()
+        self._digests: dict[RequestId, bytes] = {}
         self.in_flight = InFlight()
 
     def __len__(self) -> int:
@@ -32,6 +33,17 @@ class LiveTable:
     def num_on(self, worker: WorkerId) -> int:
         return len(self._on.get(worker, ()))
 
+    def digest(self, key: RequestKey) -> bytes:
+        """Return what names the prompt of a key that is live; empty where that is not known."""
+        known = self._requests.get(key.request_id)
+        is_known = known is not None and known[0] == key.attempt
+        return self._digests.get(key.request_id, b"") if is_known else b""
+
+    def digests_on(self, worker: WorkerId) -> dict[RequestId, bytes]:
+        """Return what names the prompts on a worker, as far as known."""
+        names = self._digests
+        return {request: names[request] for request in self._on.get(worker, ()) if request in names}
+
     def num_seats(self, worker: WorkerId, kind: RequestClass) -> int:
         """Return the seats that a class has or will have on a worker."""
         return self._seats[worker, kind]
@@ -43,6 +55,7 @@ class LiveTable:
         blocks: Sequence[BlockHash] = (),
         kind: RequestClass = RequestClass.SHORT,
         num_seats: int = 1,
+        digest: bytes = b"",
     ) -> None:
         """A key is on a worker; a higher attempt replaces a lower one, never the other way.
 
@@ -50,6 +63,7 @@ class LiveTable:
             blocks: What it will compute, where that is known.
             kind: Its class, and in `num_seats` its sequences. Of a key that is known already nothing changes;
                 one that only its worker knows (placed in an earlier term) counts as a short one.
+            digest: What names its prompt, where that is known.
         """
         known = self._requests.get(key.request_id)
         if known is not None and (known[0] > key.attempt or known == (key.attempt, worker)):
@@ -61,6 +75,8 @@ class LiveTable:
         self._seats[worker, kind] += num_seats
         if blocks:
             self.in_flight.begin(key.request_id, blocks)
+        if digest:
+            self._digests[key.request_id] = digest
 
     def ended(self, key: RequestKey, now: float) -> None:
         """A key ended; another attempt of the same request stays."""
@@ -75,12 +91,14 @@ class LiveTable:
         if known is not None and known[0] == key.attempt:
             del self._requests[key.request_id]
             self._leave(key.request_id, known[1])
+            self._digests.pop(key.request_id, None)
             self.in_flight.forget(key.request_id)
 
     def worker_gone(self, worker: WorkerId) -> None:
         for request_id in list(self._on.get(worker, ())):
             del self._requests[request_id]
             self._leave(request_id, worker)
+            self._digests.pop(request_id, None)
             self.in_flight.forget(request_id)
         self._on.pop(worker, None)
 

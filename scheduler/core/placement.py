@@ -77,7 +77,7 @@ def worker_to_keep(
     request: WaitingRequest, workers: Collection[WorkerCredits], kept: Container[WorkerBoot]
 ) -> WorkerBoot | None:
     """Return the worker that should take nothing else until `request` fits: the same each time if it can."""
-    possible = [w for w in workers if w.boot not in kept and can_ever_serve(request, w)]
+    possible = [w for w in workers if not w.tripped and w.boot not in kept and can_ever_serve(request, w)]
     if any(worker.boot == request.kept_worker for worker in possible):
         return request.kept_worker
     most = max(possible, key=lambda w: (w.startable_pages, -w.load_tokens, w.hello.worker), default=None)

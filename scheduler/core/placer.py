@@ -11,6 +11,7 @@ from itertools import islice
 from scheduler.core.admission import PlacementRate
 from scheduler.core.classes import ClassLimits
 from scheduler.core.credits import OUTSTANDING_GRACE_S, Placement, WorkerCredits
+from scheduler.core.fault_watch import FaultWatch
 from scheduler.core.fleet import Fleet
 from scheduler.core.live import LiveTable
 from scheduler.core.outputs import AskMatch, Output, Placed, PlacementsMade
@@ -28,12 +29,15 @@ _KNOWS_NOTHING = (MissReason.NEVER_SEEN, MissReason.OWN_SALT)
 class Placer:
     """Turns free credits into placements."""
 
-    def __init__(self, rules: Rules, room: WaitingRoom, fleet: Fleet, live: LiveTable) -> None:
+    def __init__(
+        self, rules: Rules, room: WaitingRoom, fleet: Fleet, live: LiveTable, faults: FaultWatch
+    ) -> None:
         self._rules = rules
         self._room = room
         self._fleet = fleet
         self._live = live
         self._classes = ClassLimits(rules, live)
+        self._faults = faults
         self._asked: dict[RequestKey, WaitingRequest] = {}
         self._windows: dict[str, float] = {}
         self._rates: dict[str, PlacementRate] = {}
@@ -120,7 +124,8 @@ class Placer:
             if request.key in self._asked:
                 return None
             possible = self._classes.for_request(request, with_room[request.acquire.request_class], workers)
-            choice = choose(request, possible, kept)
+            taken = self._faults.not_now(request, kept, now)
+            choice = choose(request, possible, taken)
             if choice is not None:
                 for head in passed:
                     head.bypassed += 1
@@ -128,7 +133,7 @@ class Placer:
                 return choice.worker
             passed.append(request)
             if request.bypassed >= self._rules.max_bypasses:
-                request.kept_worker = worker_to_keep(request, possible, kept)
+                request.kept_worker = worker_to_keep(request, possible, taken)
                 if request.kept_worker is not None:
                     kept[request.kept_worker] = request.key
         return None
@@ -163,7 +168,15 @@ class Placer:
         self._turn += 1
         worker.last_turn = self._turn
         computes = acquire.block_hashes[choice.cached_tokens // BLOCK_SIZE :]
-        self._live.add(acquire.key, worker.hello.worker, computes, acquire.request_class, acquire.num_choices)
+        self._live.add(
+            acquire.key,
+            worker.hello.worker,
+            computes,
+            acquire.request_class,
+            acquire.num_choices,
+            acquire.prompt_digest,
+        )
+        self._faults.placed(worker, request, now)
         self._room.placed(request, worker.hello.worker, choice.cached_tokens)
         self._rates.setdefault(acquire.model, PlacementRate()).placed(now)
         return output

@@ -33,7 +33,10 @@ class Acquire:
     """Relative to the moment this message is handled."""
     waited_s: float = 0.0
     """How long it has waited already, before a reconnect or an earlier attempt."""
-    avoid: frozenset[WorkerId] = frozenset()
+    avoid: frozenset[tuple[WorkerId, Epoch | None]] = frozenset()
+    """Boots of workers that failed it; None: the one of now."""
+    prompt_digest: bytes = b""
+    """Names its tenant's prompt to this model; empty where that is not known."""
     own_salt: bool = False
     cache_opt_out: bool = False
     traceparent: str = ""

@@ -5,6 +5,7 @@ Knows nothing of flags: `scheduler.config` fills it.
 
 from dataclasses import dataclass, field
 
+from scheduler.core.breaker import BreakerRules
 from scheduler.core.degrade import LadderRules
 from services.domain.ids import WorkerId
 
@@ -47,3 +48,7 @@ class Rules:
     """Heads per model whose positions are kept up to date."""
     ladder: LadderRules = field(default_factory=LadderRules)
     """When bands degrade."""
+    breaker: BreakerRules = field(default_factory=BreakerRules)
+    """When a worker gets nothing for its faults."""
+    quarantine_s: float = 900.0
+    """A prompt that two workers died with is refused for so long; 0: none is."""

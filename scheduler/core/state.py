@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 
 from scheduler.core.credits import Report, WorkerHello
 from scheduler.core.degrade import Ladder, Load
+from scheduler.core.fault_watch import FaultWatch
 from scheduler.core.fleet import Fleet
 from scheduler.core.live import LiveTable
 from scheduler.core.outputs import ModelsChanged, Output, PlacementsMade, Rejected
@@ -38,7 +39,8 @@ class SchedulerCore:
         self.fleet = Fleet(rules.worker_grace_s, self.ladder.steps)
         self.live = LiveTable()
         self.num_rejected = 0
-        self._placer = Placer(rules, self.room, self.fleet, self.live)
+        self.faults = FaultWatch(rules, self.fleet, self.live)
+        self._placer = Placer(rules, self.room, self.fleet, self.live, self.faults)
         self._positions = Positions(rules, self.room, self._placer)
         self.refusals = Refusals(rules, self.room, self.fleet, self._placer, self.ladder, now)
         self._outputs: list[Output] = []
@@ -79,28 +81,33 @@ class SchedulerCore:
 
     def worker_connected(self, hello: WorkerHello, now: float) -> list[Output]:
         """A worker said hello. Credits and placement numbers start anew."""
+        prompts, quarantined = self.faults.connected(hello, now)
         self._drop_worker(hello.worker, now, kept=frozenset(hello.live))
         self.fleet.connect(hello, now)
+        self.faults.show(hello.worker)
         for key in hello.live:
-            self.live.add(key, hello.worker)
+            self.live.add(key, hello.worker, digest=prompts.get(key.request_id, b""))
+        self._reject_quarantined(quarantined, now)
         self._outputs.append(ModelsChanged(self.fleet.models()))
         return self._taken()
 
     def worker_gone(self, worker: WorkerId, now: float) -> list[Output]:
         """A worker died or left. What was placed there comes back from its gateway as a further attempt."""
+        quarantined = self.faults.gone(self.fleet.workers[worker], now)
         self._drop_worker(worker, now)
         self._outputs.append(ModelsChanged(self.fleet.models()))
+        self._reject_quarantined(quarantined, now)
         return self._taken()
 
     def report(self, worker: WorkerId, report: Report, now: float) -> list[Output]:
         """A worker says how much it takes."""
-        view = self.fleet.workers[worker]
+        view, policy = self.fleet.workers[worker], self.room.policy
         was_draining = view.draining
-        policy = self.room.policy
         for tenant, num_tokens in view.apply(report, now).items():
             policy.used(worker, tenant, num_tokens)
         for key in report.started:
             self.live.add(key, worker)
+        self.faults.reported(worker, report, now)
         for key in report.ended:
             self.live.ended(key, now)
             policy.ended(key, report.prompts.get(key))
@@ -139,13 +146,13 @@ class SchedulerCore:
         """Drop what expired, place what can be placed, tell the others where they stand."""
         for request in self.room.expired(now):
             self._reject(request, _expired(now - request.admitted), now)
-        lost = self.fleet.forget(now)
-        if lost:
+        if lost := self.fleet.forget(now):
             self._outputs.append(ModelsChanged(self.fleet.models()))
         for request, error in self.refusals.due(lost, now):
             self._reject(request, error, now)
         if self.ladder.is_due(now) and self.ladder.look(self._loads(now), now):
             self._outputs.append(ModelsChanged(self.fleet.models()))
+        self.faults.tick(now)
         self._outputs += self._placer.place(now)
         self._outputs += self._positions.update(now)
         return self._taken()
@@ -154,8 +161,8 @@ class SchedulerCore:
         """Return when `place` must be called although nothing came in; None: not before something does."""
         waiting = len(self.room) > 0
         times = [self.room.next_deadline(), self._placer.next_wake(), self.fleet.next_forget()]
-        times += [self.ladder.next_look(is_waiting=waiting)]
-        times += [self.refusals.next_wake(), self._positions.next_wake() if waiting else None]
+        times += [self.ladder.next_look(is_waiting=waiting), self.refusals.next_wake()]
+        times += [self.faults.next_wake(), self._positions.next_wake()] if waiting else []
         return min((at for at in times if at is not None), default=None)
 
     def expected_wait_s(self, model: str, position: int, now: float) -> float | None:
@@ -185,11 +192,9 @@ class SchedulerCore:
             arrived=now - acquire.waited_s if resent else now,
             admitted=now,
             deadline=earliest_limit(acquire.limits, now),
-            avoid=frozenset(
-                self.fleet.workers[name].boot for name in acquire.avoid if name in self.fleet.workers
-            ),
+            avoid=self.fleet.boots(acquire.avoid),
         )
-        error = self.refusals.on_arrival(request, now, resent=resent)
+        error = self.faults.arrived(request, now) or self.refusals.on_arrival(request, now, resent=resent)
         if error is not None:
             self._refuse(gateway, acquire, error, now)
             return
@@ -244,6 +249,10 @@ class SchedulerCore:
         self.num_rejected += 1
         self._outputs.append(Rejected(gateway=gateway, acquire=acquire, error=error, waited_s=waited_s))
 
+    def _reject_quarantined(self, digests: Collection[bytes], now: float) -> None:
+        for request, error in self.faults.refused(self.room.all(), now) if digests else ():
+            self._reject(request, error, now)
+
     def _leave(self, request: WaitingRequest) -> None:
         self.room.remove(request)
         self._placer.forget(request)
@@ -269,8 +278,7 @@ class SchedulerCore:
         for request in self.room.of_gateway(gateway):
             self._leave(request)
         for worker in self.fleet.workers.values():
-            mine = [key for key, placement in worker.outstanding.items() if placement.gateway == gateway]
-            for key in mine:
+            for key in [key for key, placed in worker.outstanding.items() if placed.gateway == gateway]:
                 self._give_back(key, None)
 
     def _drop_worker(self, worker: WorkerId, now: float, kept: Collection[RequestKey] = frozenset()) -> None:

@@ -37,6 +37,10 @@ class WaitingRoom:
         """Say whether a long request of a model waits."""
         return any((band, RequestClass.LONG, model) in self._queues for band in Band)
 
+    def all(self) -> list[WaitingRequest]:
+        """Return everything that waits. O(queue): for rare events."""
+        return list(self._requests.values())
+
     def of_gateway(self, gateway: GatewayId) -> list[WaitingRequest]:
         return [self._requests[request_id] for request_id in self._by_gateway.get(gateway, ())]
 

@@ -116,6 +116,14 @@ def show(status: Status) -> Group:
         )
         if queue.degraded:
             parts.append(Text(f"degraded   {', '.join(queue.degraded)}", style="yellow"))
+        parts += [
+            Text(
+                f"quarantine {held.digest}: {held.num_workers} workers died with this prompt, refused for "
+                f"{held.left_s:.0f} s more (`quire release {held.digest}`)",
+                style="red",
+            )
+            for held in queue.quarantine
+        ]
     if (index := status.index) is not None:
         parts.append(
             Text(
@@ -145,7 +153,9 @@ def _workers(queue: QueueStatus, workers: Sequence[WorkerStatus | None]) -> Tabl
     )
     for placed, own in zip(queue.workers, workers, strict=True):
         credits = f"{max(0, placed.granted - placed.placed)} free"
-        name = f"{placed.name}{' (draining)' if placed.draining else ''}"
+        is_closed = placed.breaker in ("closed", "unspecified")
+        breaker = "" if is_closed else f" (breaker {placed.breaker}: {placed.breaker_reason})"
+        name = f"{placed.name}{' (draining)' if placed.draining else ''}{breaker}"
         if own is None:
             table.add_row(name, placed.model, credits, "no answer")
             continue

@@ -70,6 +70,12 @@ class PromptTooLong(InvalidField):
     reason = "PROMPT_TOO_LONG"
 
 
+class PromptQuarantined(InvalidField):
+    """Workers died with this prompt; it is not served for a time (-> INVALID_ARGUMENT)."""
+
+    reason = "PROMPT_QUARANTINED"
+
+
 class UnknownModel(ServeError):
     """No such model is served here (-> NOT_FOUND)."""
 

@@ -25,3 +25,19 @@ async def drain_worker(scheduler: str, worker: str, tls: Tls | None = None) -> i
         except grpc.aio.AioRpcError as exc:
             raise from_rpc_error(exc) from exc
     return int(answer.live)
+
+
+async def release_quarantine(scheduler: str, digest: bytes, tls: Tls | None = None) -> int:
+    """Serve a quarantined prompt again, or all of them (empty); return how many were kept.
+
+    Raises:
+        ServeError: The scheduler does not answer, or keeps no such prompt.
+    """
+    async with open_channel(tls, scheduler, "scheduler") as channel:
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)  # type: ignore[no-untyped-call]
+        request = scheduler_pb2.ReleaseQuarantineRequest(digest=digest)
+        try:
+            answer = await stub.ReleaseQuarantine(request, timeout=LIMIT_S)
+        except grpc.aio.AioRpcError as exc:
+            raise from_rpc_error(exc) from exc
+    return int(answer.num_released)

@@ -31,6 +31,20 @@ class PlacedWorker:
     placed: int
     granted: int
     last_seen_ms: int
+    breaker: str
+    """closed, open or half_open: whether it is given requests."""
+    breaker_reason: str
+    """Why its breaker opened last; empty while it never did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantinedPrompt:
+    """A prompt that is refused because workers died with it."""
+
+    digest: str
+    """In hexadecimal."""
+    num_workers: int
+    left_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +61,7 @@ class QueueStatus:
     degraded: tuple[str, ...]
     """Bands that have degraded, as `model/band: step`."""
     workers: tuple[PlacedWorker, ...]
+    quarantine: tuple[QuarantinedPrompt, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +116,8 @@ async def queue_status(address: str, tls: Tls | None = None) -> QueueStatus | No
             placed=one.placed,
             granted=one.granted,
             last_seen_ms=one.last_seen_ms,
+            breaker=scheduler_pb2.Breaker.Name(one.breaker).removeprefix("BREAKER_").lower(),
+            breaker_reason=one.breaker_reason,
         )
         for one in sorted(answer.workers, key=lambda worker: str(worker.name))
     )
@@ -118,6 +135,10 @@ async def queue_status(address: str, tls: Tls | None = None) -> QueueStatus | No
             for one in model.steps
         ),
         workers=workers,
+        quarantine=tuple(
+            QuarantinedPrompt(digest=one.digest.hex(), num_workers=one.num_workers, left_s=one.left_ms / 1000)
+            for one in answer.quarantine
+        ),
     )
 
 

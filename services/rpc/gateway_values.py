@@ -54,7 +54,10 @@ class Acquisition:
     """Relative to `asked_at`."""
     asked_at: float
     """Monotonic seconds at which waiting began; of the first attempt also for later ones."""
-    avoid: tuple[WorkerId, ...] = ()
+    avoid: tuple[tuple[WorkerId, Epoch], ...] = ()
+    """Boots of workers that failed it."""
+    prompt_digest: bytes = b""
+    """Names its tenant's prompt to this model, as `services.domain.prompt_digest` does."""
     own_salt: bool = False
     cache_opt_out: bool = False
     traceparent: str = ""

@@ -40,7 +40,7 @@ class EndedRequest:
 
     key: RequestKey
     code: int
-    """Canonical gRPC code, 0 for a good end."""
+    """Canonical gRPC code, 0 for a good end, 1 for one by a cancel."""
     uncached_tokens: int = 0
     """Prompt tokens computed here, each counted once."""
     cached_tokens: int = 0
@@ -64,6 +64,8 @@ class Load:
     at_slice: Sequence[TenantId] = ()
     draining: bool
     steps: int
+    stuck_s: float
+    """Seconds since the last finished step while there is work; 0 when idle."""
     prefill_tokens_per_s: float
 
 
@@ -193,6 +195,7 @@ class WorkerSchedulerLink:
             draining=load.draining,
             steps=load.steps,
             prefill_tokens_per_s=load.prefill_tokens_per_s,
+            stuck_ms=round(load.stuck_s * 1000),
         )
         return pb.ConnectWorkerRequest(report=report)
 

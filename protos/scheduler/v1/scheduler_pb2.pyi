@@ -1,11 +1,23 @@
 from protos.types.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class Breaker(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BREAKER_UNSPECIFIED: _ClassVar[Breaker]
+    BREAKER_CLOSED: _ClassVar[Breaker]
+    BREAKER_OPEN: _ClassVar[Breaker]
+    BREAKER_HALF_OPEN: _ClassVar[Breaker]
+BREAKER_UNSPECIFIED: Breaker
+BREAKER_CLOSED: Breaker
+BREAKER_OPEN: Breaker
+BREAKER_HALF_OPEN: Breaker
 
 class ConnectGatewayRequest(_message.Message):
     __slots__ = ("hello", "acquire", "abandon", "heartbeat")
@@ -28,7 +40,7 @@ class GatewayHello(_message.Message):
     def __init__(self, peer: _Optional[_Union[_types_pb2.Peer, _Mapping]] = ..., waiting: _Optional[_Iterable[_Union[Acquire, _Mapping]]] = ...) -> None: ...
 
 class Acquire(_message.Message):
-    __slots__ = ("key", "tenant", "band", "request_class", "model", "num_prompt_tokens", "max_output_tokens", "n", "block_hashes", "limits", "waited_ms", "avoid", "own_salt", "cache_opt_out", "traceparent", "weight")
+    __slots__ = ("key", "tenant", "band", "request_class", "model", "num_prompt_tokens", "max_output_tokens", "n", "block_hashes", "limits", "waited_ms", "avoid", "own_salt", "cache_opt_out", "traceparent", "weight", "prompt_digest", "avoid_epochs")
     KEY_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     BAND_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +57,8 @@ class Acquire(_message.Message):
     CACHE_OPT_OUT_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    AVOID_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     key: _types_pb2.RequestKey
     tenant: str
     band: _types_pb2.Band
@@ -61,7 +75,9 @@ class Acquire(_message.Message):
     cache_opt_out: bool
     traceparent: str
     weight: float
-    def __init__(self, key: _Optional[_Union[_types_pb2.RequestKey, _Mapping]] = ..., tenant: _Optional[str] = ..., band: _Optional[_Union[_types_pb2.Band, str]] = ..., request_class: _Optional[_Union[_types_pb2.RequestClass, str]] = ..., model: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., n: _Optional[int] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., waited_ms: _Optional[int] = ..., avoid: _Optional[_Iterable[str]] = ..., own_salt: _Optional[bool] = ..., cache_opt_out: _Optional[bool] = ..., traceparent: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
+    prompt_digest: bytes
+    avoid_epochs: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, key: _Optional[_Union[_types_pb2.RequestKey, _Mapping]] = ..., tenant: _Optional[str] = ..., band: _Optional[_Union[_types_pb2.Band, str]] = ..., request_class: _Optional[_Union[_types_pb2.RequestClass, str]] = ..., model: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., n: _Optional[int] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., waited_ms: _Optional[int] = ..., avoid: _Optional[_Iterable[str]] = ..., own_salt: _Optional[bool] = ..., cache_opt_out: _Optional[bool] = ..., traceparent: _Optional[str] = ..., weight: _Optional[float] = ..., prompt_digest: _Optional[bytes] = ..., avoid_epochs: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Abandon(_message.Message):
     __slots__ = ("key", "seq")
@@ -212,7 +228,7 @@ class WorkerHello(_message.Message):
     def __init__(self, peer: _Optional[_Union[_types_pb2.Peer, _Mapping]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., namespace: _Optional[str] = ..., numerics: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., total_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., live: _Optional[_Iterable[_Union[_types_pb2.RequestKey, _Mapping]]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("seq", "placements_seen", "granted", "startable_pages", "free_pages", "reclaimable_pages", "waiting_tokens", "running", "waiting", "started", "ended", "tenant_use", "draining", "steps", "prefill_tokens_per_s", "at_slice")
+    __slots__ = ("seq", "placements_seen", "granted", "startable_pages", "free_pages", "reclaimable_pages", "waiting_tokens", "running", "waiting", "started", "ended", "tenant_use", "draining", "steps", "prefill_tokens_per_s", "at_slice", "stuck_ms")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     PLACEMENTS_SEEN_FIELD_NUMBER: _ClassVar[int]
     GRANTED_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +245,7 @@ class Report(_message.Message):
     STEPS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     AT_SLICE_FIELD_NUMBER: _ClassVar[int]
+    STUCK_MS_FIELD_NUMBER: _ClassVar[int]
     seq: int
     placements_seen: int
     granted: int
@@ -245,7 +262,8 @@ class Report(_message.Message):
     steps: int
     prefill_tokens_per_s: float
     at_slice: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, seq: _Optional[int] = ..., placements_seen: _Optional[int] = ..., granted: _Optional[int] = ..., startable_pages: _Optional[int] = ..., free_pages: _Optional[int] = ..., reclaimable_pages: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., started: _Optional[_Iterable[_Union[_types_pb2.RequestKey, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[EndedRequest, _Mapping]]] = ..., tenant_use: _Optional[_Iterable[_Union[TenantUse, _Mapping]]] = ..., draining: _Optional[bool] = ..., steps: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., at_slice: _Optional[_Iterable[str]] = ...) -> None: ...
+    stuck_ms: int
+    def __init__(self, seq: _Optional[int] = ..., placements_seen: _Optional[int] = ..., granted: _Optional[int] = ..., startable_pages: _Optional[int] = ..., free_pages: _Optional[int] = ..., reclaimable_pages: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., started: _Optional[_Iterable[_Union[_types_pb2.RequestKey, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[EndedRequest, _Mapping]]] = ..., tenant_use: _Optional[_Iterable[_Union[TenantUse, _Mapping]]] = ..., draining: _Optional[bool] = ..., steps: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., at_slice: _Optional[_Iterable[str]] = ..., stuck_ms: _Optional[int] = ...) -> None: ...
 
 class EndedRequest(_message.Message):
     __slots__ = ("key", "code", "uncached_tokens", "cached_tokens")
@@ -327,7 +345,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("term", "waiting", "waiting_tokens", "oldest_wait_ms", "workers", "gateways", "placed_total", "rejected_total", "queues", "models")
+    __slots__ = ("term", "waiting", "waiting_tokens", "oldest_wait_ms", "workers", "gateways", "placed_total", "rejected_total", "queues", "models", "quarantine")
     TERM_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -338,6 +356,7 @@ class GetStatusResponse(_message.Message):
     REJECTED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINE_FIELD_NUMBER: _ClassVar[int]
     term: int
     waiting: int
     waiting_tokens: int
@@ -348,7 +367,8 @@ class GetStatusResponse(_message.Message):
     rejected_total: int
     queues: _containers.RepeatedCompositeFieldContainer[BandQueue]
     models: _containers.RepeatedCompositeFieldContainer[ModelState]
-    def __init__(self, term: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., oldest_wait_ms: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., gateways: _Optional[_Iterable[_Union[GatewayState, _Mapping]]] = ..., placed_total: _Optional[int] = ..., rejected_total: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[BandQueue, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ...) -> None: ...
+    quarantine: _containers.RepeatedCompositeFieldContainer[QuarantinedPrompt]
+    def __init__(self, term: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., oldest_wait_ms: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., gateways: _Optional[_Iterable[_Union[GatewayState, _Mapping]]] = ..., placed_total: _Optional[int] = ..., rejected_total: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[BandQueue, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., quarantine: _Optional[_Iterable[_Union[QuarantinedPrompt, _Mapping]]] = ...) -> None: ...
 
 class BandQueue(_message.Message):
     __slots__ = ("band", "request_class", "model", "waiting")
@@ -363,7 +383,7 @@ class BandQueue(_message.Message):
     def __init__(self, band: _Optional[_Union[_types_pb2.Band, str]] = ..., request_class: _Optional[_Union[_types_pb2.RequestClass, str]] = ..., model: _Optional[str] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class WorkerState(_message.Message):
-    __slots__ = ("name", "epoch", "address", "model", "draining", "placed", "granted", "running", "waiting", "total_pages", "free_pages", "reclaimable_pages", "last_seen_ms")
+    __slots__ = ("name", "epoch", "address", "model", "draining", "placed", "granted", "running", "waiting", "total_pages", "free_pages", "reclaimable_pages", "last_seen_ms", "breaker", "breaker_reason", "breaker_retry_ms")
     NAME_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -377,6 +397,9 @@ class WorkerState(_message.Message):
     FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
     RECLAIMABLE_PAGES_FIELD_NUMBER: _ClassVar[int]
     LAST_SEEN_MS_FIELD_NUMBER: _ClassVar[int]
+    BREAKER_FIELD_NUMBER: _ClassVar[int]
+    BREAKER_REASON_FIELD_NUMBER: _ClassVar[int]
+    BREAKER_RETRY_MS_FIELD_NUMBER: _ClassVar[int]
     name: str
     epoch: int
     address: str
@@ -390,7 +413,10 @@ class WorkerState(_message.Message):
     free_pages: int
     reclaimable_pages: int
     last_seen_ms: int
-    def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., draining: _Optional[bool] = ..., placed: _Optional[int] = ..., granted: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., total_pages: _Optional[int] = ..., free_pages: _Optional[int] = ..., reclaimable_pages: _Optional[int] = ..., last_seen_ms: _Optional[int] = ...) -> None: ...
+    breaker: Breaker
+    breaker_reason: str
+    breaker_retry_ms: int
+    def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., draining: _Optional[bool] = ..., placed: _Optional[int] = ..., granted: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., total_pages: _Optional[int] = ..., free_pages: _Optional[int] = ..., reclaimable_pages: _Optional[int] = ..., last_seen_ms: _Optional[int] = ..., breaker: _Optional[_Union[Breaker, str]] = ..., breaker_reason: _Optional[str] = ..., breaker_retry_ms: _Optional[int] = ...) -> None: ...
 
 class GatewayState(_message.Message):
     __slots__ = ("name", "epoch", "waiting")
@@ -413,3 +439,25 @@ class DrainWorkerResponse(_message.Message):
     LIVE_FIELD_NUMBER: _ClassVar[int]
     live: int
     def __init__(self, live: _Optional[int] = ...) -> None: ...
+
+class QuarantinedPrompt(_message.Message):
+    __slots__ = ("digest", "num_workers", "left_ms")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_MS_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    num_workers: int
+    left_ms: int
+    def __init__(self, digest: _Optional[bytes] = ..., num_workers: _Optional[int] = ..., left_ms: _Optional[int] = ...) -> None: ...
+
+class ReleaseQuarantineRequest(_message.Message):
+    __slots__ = ("digest",)
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    def __init__(self, digest: _Optional[bytes] = ...) -> None: ...
+
+class ReleaseQuarantineResponse(_message.Message):
+    __slots__ = ("num_released",)
+    NUM_RELEASED_FIELD_NUMBER: _ClassVar[int]
+    num_released: int
+    def __init__(self, num_released: _Optional[int] = ...) -> None: ...

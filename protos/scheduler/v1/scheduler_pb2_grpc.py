@@ -54,6 +54,11 @@ class SchedulerServiceStub:
                 request_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainWorkerRequest.SerializeToString,
                 response_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainWorkerResponse.FromString,
                 _registered_method=True)
+        self.ReleaseQuarantine = channel.unary_unary(
+                '/protos.scheduler.v1.SchedulerService/ReleaseQuarantine',
+                request_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ReleaseQuarantineRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ReleaseQuarantineResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer:
@@ -87,6 +92,13 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReleaseQuarantine(self, request, context):
+        """Serve a prompt again that is kept from workers, or all of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -109,6 +121,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.DrainWorker,
                     request_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainWorkerRequest.FromString,
                     response_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainWorkerResponse.SerializeToString,
+            ),
+            'ReleaseQuarantine': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseQuarantine,
+                    request_deserializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ReleaseQuarantineRequest.FromString,
+                    response_serializer=protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ReleaseQuarantineResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -219,6 +236,33 @@ class SchedulerService:
             '/protos.scheduler.v1.SchedulerService/DrainWorker',
             protos_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainWorkerRequest.SerializeToString,
             protos_dot_scheduler_dot_v1_dot_scheduler__pb2.DrainWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseQuarantine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protos.scheduler.v1.SchedulerService/ReleaseQuarantine',
+            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ReleaseQuarantineRequest.SerializeToString,
+            protos_dot_scheduler_dot_v1_dot_scheduler__pb2.ReleaseQuarantineResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,7 @@ def acquire(
     n: int = 1,
     tenant: str = "local",
     weight: float = 1.0,
+    digest: bytes = b"",
     kind: RequestClass = RequestClass.SHORT,
 ) -> Acquire:
     return Acquire(
@@ -63,7 +64,8 @@ def acquire(
         block_hashes=tuple(BlockHash(bytes([i]) * 16) for i in range(blocks)),
         limits=limits or Limits(),
         waited_s=waited_s,
-        avoid=frozenset(WorkerId(name) for name in avoid),
+        avoid=frozenset((WorkerId(name), None) for name in avoid),
+        prompt_digest=digest,
         cache_opt_out=cache_opt_out,
         weight=weight,
     )
@@ -117,6 +119,8 @@ def report(
     at_slice: Iterable[str] = (),
     output_tokens: dict[str, int] | None = None,
     prompts: dict[RequestKey, PromptUse] | None = None,
+    failures: dict[RequestKey, int] | None = None,
+    stuck_s: float = 0.0,
     draining: bool = False,
 ) -> Report:
     return Report(
@@ -134,6 +138,8 @@ def report(
         at_slice=frozenset(TenantId(tenant) for tenant in at_slice),
         output_tokens={TenantId(tenant): count for tenant, count in (output_tokens or {}).items()},
         prompts=prompts or {},
+        failures=failures or {},
+        stuck_s=stuck_s,
         draining=draining,
     )
 

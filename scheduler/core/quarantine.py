@@ -1,0 +1,128 @@
+"""Which prompts are kept from workers because they were on two of them when these died.
+
+A prompt that was on a worker when that died is a suspect; one that was on a second is quarantined: whoever
+asks for a place for it, at any gateway, is refused until the time is up or an operator releases it. The
+innocent are told from the guilty in three ways: a prompt that ends well, or did so lately, is no suspect;
+a boot that comes back takes its accusation back; suspects are kept apart (`FaultWatch.not_now`), so that the
+next death accuses one of them.
+
+Knows prompts by digest and workers by boot. Everything is bounded: the oldest is forgotten first, and after
+`keep_s`. A scheduler that restarts knows nothing of earlier deaths.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from scheduler.core.request import WorkerBoot
+
+NUM_WORKERS = 2
+"""Workers that a prompt may take with it."""
+MAX_PROMPTS = 1024
+"""Prompts kept from workers, and suspects."""
+MAX_GOOD = 4096
+"""Prompts remembered for their good end."""
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantined:
+    """A prompt that is kept from workers."""
+
+    digest: bytes
+    boots: frozenset[WorkerBoot]
+    """The boots that died with it."""
+    until: float
+
+
+class Quarantine:
+    """Suspects and quarantined prompts.
+
+    Args:
+        keep_s: Seconds for which a prompt is suspected, and kept from workers; 0 suspects none.
+    """
+
+    def __init__(self, keep_s: float) -> None:
+        self._keep_s = keep_s
+        self._suspects: dict[bytes, tuple[float, frozenset[WorkerBoot]]] = {}
+        self._held: dict[bytes, Quarantined] = {}
+        self._good: dict[bytes, None] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no prompt is suspected or kept."""
+        return not (self._suspects or self._held)
+
+    def died(self, boot: WorkerBoot, digests: Iterable[bytes], now: float) -> list[bytes]:
+        """A worker died with these prompts on it; return those that are quarantined by it."""
+        new = []
+        for digest in digests if self._keep_s > 0 else ():
+            if not digest or digest in self._good:
+                continue
+            until, boots = self._suspects.pop(digest, (now, frozenset[WorkerBoot]()))
+            boots = (boots if until > now else frozenset[WorkerBoot]()) | {boot}
+            self._suspects[digest] = now + self._keep_s, boots
+            if len(boots) >= NUM_WORKERS and self.find(digest, now) is None:
+                self._held[digest] = Quarantined(digest=digest, boots=boots, until=now + self._keep_s)
+                new.append(digest)
+        _shorten(self._suspects, MAX_PROMPTS)
+        _shorten(self._held, MAX_PROMPTS)
+        return new
+
+    def lives(self, boot: WorkerBoot) -> None:
+        """The boot has come back: it did not die, and nobody is accused of it."""
+        for digest, (until, boots) in list(self._suspects.items()):
+            if boot not in boots:
+                continue
+            if len(boots) == 1:
+                del self._suspects[digest]
+            else:
+                self._suspects[digest] = until, boots - {boot}
+            if len(boots) - 1 < NUM_WORKERS:
+                self._held.pop(digest, None)
+
+    def served(self, digest: bytes) -> None:
+        """A prompt ended well: it brings nobody down."""
+        self._good.pop(digest, None)
+        self._good[digest] = None
+        _shorten(self._good, MAX_GOOD)
+        if self._suspects or self._held:
+            self.release(digest)
+
+    def find(self, digest: bytes, now: float) -> Quarantined | None:
+        """Return what is known of a prompt that is kept from workers now."""
+        held = self._held.get(digest)
+        if held is not None and held.until <= now:
+            self.release(digest)
+            return None
+        return held
+
+    def is_suspect(self, digest: bytes, now: float) -> bool:
+        """Say whether the prompt was on a worker that died, and has not ended well since."""
+        suspect = self._suspects.get(digest)
+        if suspect is not None and suspect[0] <= now:
+            self.release(digest)
+            return False
+        return suspect is not None
+
+    def entries(self, now: float) -> list[Quarantined]:
+        """Return all that are kept from workers now, the oldest first."""
+        return [held for digest in list(self._held) if (held := self.find(digest, now)) is not None]
+
+    def release(self, digest: bytes) -> bool:
+        """Serve a prompt again, as if nothing had been; say whether it was kept."""
+        self._suspects.pop(digest, None)
+        return self._held.pop(digest, None) is not None
+
+    def release_all(self) -> int:
+        """Serve all of them again; return how many were kept."""
+        num = len(self._held)
+        self._suspects.clear()
+        self._held.clear()
+        return num
+
+
+def _shorten(table: dict[bytes, Value], most: int) -> None:
+    while len(table) > most:
+        del table[next(iter(table))]
