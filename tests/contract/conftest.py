@@ -8,7 +8,7 @@ import pytest
 from gateway.stores.quota import QuotaStore
 from gateway.stores.quota_redis import RedisQuota
 from services.chassis.redis import connect
-from tests.fakes.contract_executors import EXECUTORS, NUM_PAGES
+from tests.fakes.contract_executors import EXECUTORS, NUM_PAGES, SLOW
 from tests.fakes.quota_memory import MemoryQuota
 from worker.executors.base import Executor
 
@@ -25,8 +25,14 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[QuotaStore]:
     await redis.close()
 
 
-@pytest.fixture(params=list(EXECUTORS))
-def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
+@pytest.fixture(
+    params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in EXECUTORS]
+)  # fmt: skip
+def executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Executor]:
+    if request.param == "triton":
+        from tests.fakes.interpreted_dots import use_one_order
+
+        use_one_order(monkeypatch)
     made = EXECUTORS[request.param]()
     made.allocate(NUM_PAGES)
     yield made

@@ -49,13 +49,31 @@ def tiny_native(
         return load_native(path, folder, kv_format=kv_format, compute=compute, num_threads=2)
 
 
+def tiny_triton() -> Executor:
+    import torch
+
+    from tests.unit.executors.tiny_models import make_model, save_folder
+    from worker.executors.triton_executor import load_triton_executor
+
+    # As small as it may be: the interpreter takes a tenth of a second for each product.
+    model = make_model("llama", vocab_size=208, intermediate_size=64, num_hidden_layers=1)
+    with tempfile.TemporaryDirectory() as folder:
+        path = save_folder(model, Path(folder))
+        return load_triton_executor(
+            path, model_name="tiny", dtype=torch.float32, kv_format=KvFormat.F32, device="cpu"
+        )
+
+
 EXECUTORS: dict[str, Callable[[], Executor]] = {
     "sim": sim,
     "torch": tiny_torch,
     "native": tiny_native,
     "native-bf16": partial(tiny_native, KvFormat.BF16, Compute.F32, "F16"),
     "native-int8": partial(tiny_native, KvFormat.INT8, Compute.INT8, "Q4_0"),
+    "triton": tiny_triton,
 }
+SLOW = {"triton"}
+"""Interpreted."""
 
 
 class Sequence:

@@ -31,6 +31,11 @@ class OpKind(StrEnum):
     soft_cap        `cap` * tanh(x / `cap`)
     gather_rows     the step's output rows of x, in their order
     logits          x @ W^T, W = weight 0 `[vocab, width]`
+
+    Pairs that `peephole.fuse` joins, with the attributes and weights of both:
+
+    add_rms_norm       add -> its sum, and the rms_norm of that
+    qk_norm_rope_store qk_norm, then rope_store
     """
 
     EMBED = "embed"
@@ -45,6 +50,8 @@ class OpKind(StrEnum):
     SOFT_CAP = "soft_cap"
     GATHER_ROWS = "gather_rows"
     LOGITS = "logits"
+    ADD_RMS_NORM = "add_rms_norm"
+    QK_NORM_ROPE_STORE = "qk_norm_rope_store"
 
 
 class Activation(IntEnum):

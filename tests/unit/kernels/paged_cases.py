@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from services.domain.kv_layout import KvFormat, KvLayout
 from worker.engine.batch import Batch
@@ -239,12 +238,6 @@ def expected(case: PagedCase, spans: Sequence[tuple[int, int]]) -> Tensor:
         soft_cap=case.soft_cap,
     )
     return out
-
-
-def dot_in_one_order(self: InterpreterBuilder, a: TensorHandle, b: TensorHandle, d: TensorHandle, *_: object):
-    """Multiply row by row: a device sums every row in one order, the interpreter's library does not."""
-    left, right = (x.data.astype(d.data.dtype) for x in (a, b))
-    return TensorHandle(np.stack([row @ right for row in left]) + d.data, d.dtype.scalar)
 
 
 def use_small_splits(monkeypatch: pytest.MonkeyPatch) -> int:

@@ -1,17 +1,15 @@
 """A row of attention has the same bits whatever is beside it, however it was cut, wherever its pages are.
 
-On a device every row of a dot is summed in one order. The interpreter's matrix library does not do that, so
-here dots go row by row: what is left is what the kernels themselves decide.
+Dots are summed in one order here, as on a device: what is left is what the kernels themselves decide.
 """
 
 import pytest
 import torch
-from triton.runtime.interpreter import InterpreterBuilder
 
+from tests.fakes.interpreted_dots import use_one_order
 from tests.unit.kernels.paged_cases import (
     attend_decode,
     attend_ragged,
-    dot_in_one_order,
     paged_case,
     use_small_splits,
 )
@@ -21,7 +19,7 @@ FORMATS = [(torch.float32, torch.float32), (torch.bfloat16, torch.int8)]
 
 @pytest.fixture(autouse=True)
 def _dots_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot_in_one_order)
+    use_one_order(monkeypatch)
 
 
 @pytest.mark.failure("B094")

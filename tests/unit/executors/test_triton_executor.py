@@ -1,0 +1,92 @@
+"""The Triton executor, interpreted, computes what the torch executor computes, alike in any batch."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from services.domain.kv_layout import KvFormat
+from tests.fakes.interpreted_dots import use_one_order
+from tests.unit.executors.batches import Part, logits_of
+from tests.unit.executors.tiny_models import VOCAB, make_model, save_folder, save_gguf
+from worker.executors.torch_executor import load_torch_executor
+from worker.executors.triton_executor import TritonExecutor, load_triton_executor
+
+pytestmark = pytest.mark.timeout(600)
+"""The interpreter takes a tenth of a second for each product."""
+
+IDS = np.random.default_rng(0).integers(0, VOCAB, 40).tolist()
+slow = pytest.mark.slow
+PAGES = [[5, 1, 7], [2, 4, 0]]
+
+
+def load(
+    path: Path, *, dtype: torch.dtype = torch.float32, kv_format: KvFormat = KvFormat.F32
+) -> TritonExecutor:
+    executor = load_triton_executor(path, model_name="tiny", dtype=dtype, kv_format=kv_format, device="cpu")
+    executor.allocate(8)
+    return executor
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", *(pytest.param(name, marks=slow) for name in ("gemma3", "qwen2", "qwen3"))]
+)
+def test_logits_equal_the_torch_executors(family: str, tmp_path: Path) -> None:
+    """A chunk beside another sequence's, then the rest of it, then one token of each."""
+    path = save_folder(make_model(family), tmp_path)
+    ours, theirs = load(path), load_torch_executor(path, model_name="tiny", num_threads=1)
+    theirs.allocate(8)
+    for parts in (
+        [Part(IDS[:21], 0, PAGES[0]), Part(IDS[7:16], 0, PAGES[1])],
+        [Part(IDS[21:30], 21, PAGES[0]), Part(IDS[16:17], 9, PAGES[1])],
+        [Part(IDS[30:31], 30, PAGES[0]), Part(IDS[17:18], 10, PAGES[1])],
+    ):
+        expected = logits_of(theirs, parts)
+        assert np.abs(expected).max() > 0.5
+        np.testing.assert_allclose(logits_of(ours, parts), expected, rtol=0, atol=1e-4)
+
+
+@slow
+@pytest.mark.parametrize(("kind", "kernel"), [("Q8_0", "triton_w8a16-g32"), ("Q4_0", "triton_w4a16-g32")])
+def test_codes_are_multiplied_as_they_are_stored(kind: str, kernel: str, tmp_path: Path) -> None:
+    path = save_gguf(make_model("llama"), tmp_path / "tiny.gguf", kind)
+    ours, theirs = load(path), load_torch_executor(path, model_name="tiny", num_threads=1)
+    theirs.allocate(8)
+    assert {use.kernel for use in ours.profile.kernels} == {kernel}
+    assert ours.profile.weight_bytes < theirs.profile.weight_bytes
+    parts = [Part(IDS[:21], 0, PAGES[0])]
+    np.testing.assert_allclose(logits_of(ours, parts), logits_of(theirs, parts), rtol=0, atol=1e-4)
+
+
+@slow
+def test_narrow_numbers_stay_near(tmp_path: Path) -> None:
+    path = save_folder(make_model("llama"), tmp_path)
+    theirs = load_torch_executor(path, model_name="tiny", num_threads=1)
+    theirs.allocate(8)
+    parts = [Part(IDS[:21], 0, PAGES[0])]
+    expected = logits_of(theirs, parts)
+    for dtype, kv_format, bound in (
+        (torch.float32, KvFormat.INT8, 0.05),
+        (torch.float16, KvFormat.F16, 0.01),
+        (torch.bfloat16, KvFormat.BF16, 0.1),
+        (torch.bfloat16, KvFormat.INT8, 0.1),
+    ):
+        ours = logits_of(load(path, dtype=dtype, kv_format=kv_format), parts)
+        assert np.abs(ours - expected).mean() < bound * np.abs(expected).mean(), (dtype, kv_format)
+
+
+@slow
+@pytest.mark.failure("B094")
+@pytest.mark.parametrize("kv_format", [KvFormat.F32, KvFormat.INT8])
+def test_a_row_has_the_same_bits_alone_in_a_batch_in_chunks_and_decoded(
+    kv_format: KvFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B094: with dots summed in one order, as on a device."""
+    use_one_order(monkeypatch)
+    executor = load(save_folder(make_model("llama"), tmp_path), kv_format=kv_format)
+    whole = logits_of(executor, [Part(IDS[:21], 0, PAGES[0])])
+    batch = logits_of(executor, [Part(IDS[7:16], 0, PAGES[1]), Part(IDS[:21], 0, PAGES[0])])
+    assert np.array_equal(batch[9:], whole)
+    for start, end in ((0, 5), (5, 18), (18, 20), (20, 21)):
+        assert np.array_equal(logits_of(executor, [Part(IDS[start:end], start, PAGES[0])]), whole[start:end])

@@ -1,0 +1,257 @@
+"""Binds a plan to weights on a device and launches its operations, pairs joined, one after the other.
+
+Knows which kernel computes what; knows nothing of batches beyond the tensors of a `TritonStep`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker.executors.base import KernelUse
+from worker.executors.triton_step import TritonStep
+from worker.executors.triton_weights import TritonWeights
+from worker.executors.weights.loader import WeightSource
+from worker.kernels.act_mul_triton import gelu_tanh_mul, silu_mul
+from worker.kernels.gather_rows_triton import gather_rows
+from worker.kernels.kv_pages_torch import LayerKv
+from worker.kernels.linear_triton import kind_of, linear, room_for_pieces
+from worker.kernels.paged_attention_triton import SplitMemory, decode_attention, ragged_attention
+from worker.kernels.rms_norm_triton import qk_norm, rms_norm
+from worker.kernels.rope_store_triton import rope_store
+from worker.kernels.soft_cap_triton import soft_cap
+from worker.models.tensor_names import role_of
+from worker.plan.arena import Arena, pack, rows_for
+from worker.plan.op import Activation, Op, OpKind, Plan, RopeTable
+from worker.plan.peephole import fuse
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """What operations of one step share."""
+
+    step: TritonStep
+    slots: Sequence[Tensor]
+    kv: Sequence[LayerKv]
+    """By layer."""
+    splits: SplitMemory
+    """For a step that decodes."""
+
+
+_Run = Callable[[_Context], None]
+
+
+class TritonPlan:
+    """A plan with its weights on a device, ready to run."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        weights: WeightSource,
+        *,
+        dtype: torch.dtype,
+        max_positions: int,
+        device: torch.device,
+    ) -> None:
+        self._plan = plan = fuse(plan)
+        self._dtype, self._device = dtype, device
+        self._weights = TritonWeights(weights, dtype=dtype, device=device)
+        self._uses: Counter[tuple[str, str]] = Counter()
+        self._ropes = [_rope_table(rope, max_positions, device) for rope in plan.ropes]
+        self._is_float = _float_slots(plan)
+        self._arena: Arena | None = None
+        self._buffer = torch.empty(0, dtype=dtype, device=device)
+        self._packed_rows = 0
+        self._runs = [self._bind(op) for op in plan.ops]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of device memory that weights and tables take."""
+        tables = sum(table.nbytes for rope in self._ropes for table in rope)
+        return self._weights.num_bytes + int(tables)
+
+    @property
+    def kernels(self) -> tuple[KernelUse, ...]:
+        """What products run on."""
+        return tuple(KernelUse(kind, kernel, count) for (kind, kernel), count in self._uses.items())
+
+    def run(self, step: TritonStep, kv: Sequence[LayerKv]) -> Tensor:
+        """Launch every operation and return the logits [O, vocab] float32.
+
+        Args:
+            step: Index tensors of the batch.
+            kv: Memory of every layer.
+        """
+        sequences = len(step.batch.context_len) if step.is_decode else 0
+        splits = SplitMemory.allocate(
+            num_sequences=sequences,
+            max_context=step.max_context,
+            num_heads=self._plan.num_heads,
+            head_dim=self._plan.head_dim,
+            device=self._device,
+        )
+        context = _Context(step, self._slots(len(step.ids), len(step.out_rows)), kv, splits)
+        for run in self._runs:
+            run(context)
+        return context.slots[self._plan.output]
+
+    def _slots(self, num_tokens: int, num_outputs: int) -> list[Tensor]:
+        """Return memory for each slot: narrow ones share an arena that grows, float32 ones stand alone."""
+        capacity = rows_for(num_tokens)
+        if capacity > self._packed_rows:
+            self._arena = pack(self._plan, num_tokens=capacity, num_outputs=capacity)
+            self._buffer = torch.empty(self._arena.size, dtype=self._dtype, device=self._device)
+            self._packed_rows = capacity
+        assert self._arena is not None
+        arena, buffer = self._arena, self._buffer
+        rows = {"T": num_tokens, "O": num_outputs}
+        return [
+            torch.empty(rows[slot.rows], slot.width, device=self._device)
+            if is_float or offset is None
+            else buffer.narrow(0, offset, rows[slot.rows] * slot.width).view(-1, slot.width)
+            for slot, offset, is_float in zip(self._plan.slots, arena.offsets, self._is_float, strict=True)
+        ]
+
+    def _bind(self, op: Op) -> _Run:
+        """Return a function that launches one operation, its weights read and on the device."""
+        binders: dict[OpKind, Callable[[Op], _Run]] = {
+            OpKind.EMBED: self._bind_embed,
+            OpKind.RMS_NORM: self._bind_rms_norm,
+            OpKind.LINEAR: self._bind_linear,
+            OpKind.QK_NORM: self._bind_qk_norm,
+            OpKind.ROPE_STORE: self._bind_rope_store,
+            OpKind.PAGED_ATTENTION: self._bind_paged_attention,
+            OpKind.ACT_MUL: self._bind_act_mul,
+            OpKind.ADD: self._bind_add,
+            OpKind.SCALE: self._bind_scale,
+            OpKind.SOFT_CAP: self._bind_soft_cap,
+            OpKind.GATHER_ROWS: self._bind_gather_rows,
+            OpKind.LOGITS: self._bind_linear,
+            OpKind.ADD_RMS_NORM: self._bind_add_rms_norm,
+            OpKind.QK_NORM_ROPE_STORE: self._bind_rope_store,
+        }
+        return binders[op.kind](op)
+
+    def _bind_embed(self, op: Op) -> _Run:
+        table, (y,) = self._weights.table(op.weights), op.outputs
+        return lambda c: gather_rows(table, c.step.ids, c.slots[y])
+
+    def _bind_rms_norm(self, op: Op) -> _Run:
+        weight, (x,), (y,) = self._weights.vector(op.weights[0]), op.inputs, op.outputs
+        eps = op.number("eps")
+        return lambda c: rms_norm(c.slots[x], weight, c.slots[y], eps=eps)
+
+    def _bind_add_rms_norm(self, op: Op) -> _Run:
+        weight, (x, other), (total, y) = self._weights.vector(op.weights[0]), op.inputs, op.outputs
+        eps = op.number("eps")
+        return lambda c: rms_norm(
+            c.slots[other], weight, c.slots[y], eps=eps, residual=c.slots[x], total=c.slots[total]
+        )
+
+    def _bind_linear(self, op: Op) -> _Run:
+        (x,), (y,) = op.inputs, op.outputs
+        has_biases = op.kind is OpKind.LINEAR and op.integer("biases") == 1
+        count = len(op.weights) // 2 if has_biases else len(op.weights)
+        matrix = self._weights.matrix(op.weights[:count])
+        layer_kind = "+".join(role_of(name) for name in op.weights[:count])
+        self._uses[layer_kind, f"triton_{kind_of(matrix, self._dtype)}"] += 1
+        bias = torch.cat([self._weights.vector(name) for name in op.weights[count:]]) if has_biases else None
+
+        def run(c: _Context) -> None:
+            room = room_for_pieces(matrix, c.slots[x])
+            pieces = torch.empty(room, device=self._device) if room else None
+            linear(c.slots[x], matrix, c.slots[y], bias=bias, pieces=pieces)
+
+        return run
+
+    def _bind_qk_norm(self, op: Op) -> _Run:
+        (x,), (y,), eps = op.inputs, op.outputs, op.number("eps")
+        q_weight, k_weight = (self._weights.vector(name) for name in op.weights)
+        q_heads, kv_heads = self._plan.num_heads, self._plan.num_kv_heads
+        return lambda c: qk_norm(
+            c.slots[x], q_weight, k_weight, c.slots[y], q_heads=q_heads, kv_heads=kv_heads, eps=eps
+        )
+
+    def _bind_rope_store(self, op: Op) -> _Run:
+        (x,), (y,), layer = op.inputs, op.outputs, op.integer("layer")
+        cos, sin = self._ropes[op.integer("rope")]
+        norm = None
+        if op.weights:
+            q_weight, k_weight = (self._weights.vector(name) for name in op.weights)
+            norm = (q_weight, k_weight, op.number("eps"))
+        return lambda c: rope_store(
+            c.slots[x],
+            c.slots[y],
+            c.kv[layer],
+            cos=cos,
+            sin=sin,
+            positions=c.step.positions,
+            slots=c.step.slots,
+            norm=norm,
+        )
+
+    def _bind_paged_attention(self, op: Op) -> _Run:
+        (x,), (y,), layer = op.inputs, op.outputs, op.integer("layer")
+        scale, window, cap = op.number("scale"), op.integer("window"), op.number("soft_cap")
+
+        def run(c: _Context) -> None:
+            q, out, step = c.slots[x], c.slots[y], c.step
+            if not step.is_decode:
+                ragged_attention(
+                    q, c.kv[layer], out, step.batch, scale=scale, window=window, soft_cap=cap
+                )  # fmt: skip
+                return
+            decode_attention(
+                q,
+                c.kv[layer],
+                out,
+                step.batch,
+                c.splits,
+                lanes=c.splits.tops.shape[1],
+                scale=scale,
+                window=window,
+                soft_cap=cap,
+            )
+
+        return run
+
+    def _bind_act_mul(self, op: Op) -> _Run:
+        (x,), (y,), activation = op.inputs, op.outputs, Activation(op.integer("activation"))
+        apply = {Activation.SILU: silu_mul, Activation.GELU_TANH: gelu_tanh_mul}[activation]
+        return lambda c: apply(c.slots[x], c.slots[y])
+
+    def _bind_add(self, op: Op) -> _Run:
+        (x, other), (y,) = op.inputs, op.outputs
+        return lambda c: torch.add(c.slots[x], c.slots[other], out=c.slots[y])
+
+    def _bind_scale(self, op: Op) -> _Run:
+        (x,), (y,), factor = op.inputs, op.outputs, op.number("factor")
+        return lambda c: torch.mul(c.slots[x], factor, out=c.slots[y])
+
+    def _bind_soft_cap(self, op: Op) -> _Run:
+        (x,), (y,), cap = op.inputs, op.outputs, op.number("cap")
+        return lambda c: soft_cap(c.slots[x], c.slots[y], cap=cap)
+
+    def _bind_gather_rows(self, op: Op) -> _Run:
+        (x,), (y,) = op.inputs, op.outputs
+        return lambda c: gather_rows(c.slots[x], c.step.out_rows, c.slots[y])
+
+
+def _float_slots(plan: Plan) -> list[bool]:
+    """Return which slots are float32 whatever activations are: logits and what is made of them."""
+    is_float = [False] * len(plan.slots)
+    for op in plan.ops:
+        if op.kind is OpKind.LOGITS or any(is_float[index] for index in op.inputs):
+            for index in op.outputs:
+                is_float[index] = True
+    return is_float
+
+
+def _rope_table(rope: RopeTable, max_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [max_positions, head_dim / 2], angles in float32."""
+    frequencies = torch.tensor(rope.inverse_frequencies, dtype=torch.float32)
+    angles = torch.arange(max_positions, dtype=torch.float32).unsqueeze(1) * frequencies
+    cos, sin = angles.cos().mul_(rope.magnitude), angles.sin().mul_(rope.magnitude)
+    return cos.to(device), sin.to(device)
