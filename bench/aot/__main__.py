@@ -2,11 +2,13 @@
 
 import argparse
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 import triton
 
 from bench.aot import tables
-from bench.aot.compiling import compile_kernel
+from bench.aot.compiling import Resources, compile_kernel
 from worker.kernels.aot import CHIPS
 
 
@@ -24,14 +26,15 @@ def check(module: str, *, write: bool) -> list[str]:
             f"{module}: table of Triton {committed['triton'] or '(none)'}, this is {triton.__version__}"
         )
     table: dict[str, dict[str, dict[str, float]]] = {}
-    for chip in CHIPS:
-        for kernel in tables.kernels(module, chip):
-            resources = compile_kernel(kernel, chip)
-            table.setdefault(kernel.name, {})[chip] = resources.as_dict()
-            wrong += tables.problems(kernel.name, chip, resources)
+    with ProcessPoolExecutor() as pool:
+        compiled = list(pool.map(partial(compile_module, module), CHIPS))
+    for chip, found in zip(CHIPS, compiled, strict=True):
+        for name, resources in found.items():
+            table.setdefault(name, {})[chip] = resources.as_dict()
+            wrong += tables.problems(name, chip, resources)
             if not write:
-                recorded = committed["kernels"].get(kernel.name, {}).get(chip)
-                wrong += tables.differences(kernel.name, chip, recorded, resources)
+                recorded = committed["kernels"].get(name, {}).get(chip)
+                wrong += tables.differences(name, chip, recorded, resources)
     for name, by_chip in committed["kernels"].items():
         gone = set(by_chip) - set(table.get(name, {}))
         if gone and not write:
@@ -39,6 +42,11 @@ def check(module: str, *, write: bool) -> list[str]:
     if write:
         tables.write_table(module, triton.__version__, table)
     return wrong
+
+
+def compile_module(module: str, chip: str) -> dict[str, Resources]:
+    """Return what every kernel of a module takes of one chip."""
+    return {kernel.name: compile_kernel(kernel, chip) for kernel in tables.kernels(module, chip)}
 
 
 def main() -> int:
