@@ -41,6 +41,8 @@ from worker.memory import PoolSize
 LIMIT_S = 60.0
 """For failures only."""
 NUM_PAGES = 64
+TOKEN = 97
+"""The only one that workers draw."""
 
 
 @dataclass
@@ -51,6 +53,8 @@ class FaultFleet:
     gateways: list[Parts]
     faults: list[SimFaults]
     scheduler_address: str
+    metrics: Metrics
+    """The scheduler's."""
 
     @property
     def alive(self) -> list[WorkerId]:
@@ -59,6 +63,9 @@ class FaultFleet:
     def state_of(self, number: int) -> State:
         breaker = self.dispatcher.core.faults.breakers.get(WorkerId(f"worker-{number}"))
         return State.CLOSED if breaker is None else breaker.state
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
 
     async def until(self, holds: Callable[[], object]) -> None:
         """Wait for a state."""
@@ -97,7 +104,7 @@ async def _work(number: int, scheduler: str, faults: SimFaults, stop: asyncio.Ev
                 vocab_size=VOCAB_SIZE,
                 max_context_tokens=256,
                 page_bytes=1,
-                palette=(97, 98, 99),
+                palette=(TOKEN,),
                 time_scale=0.0,
             ),
             faults,
@@ -141,7 +148,7 @@ async def fault_fleet(
         gateways = [
             _gateway(f"gateway-{n}", host, address, executor, retry_percent) for n in range(num_gateways)
         ]
-        fleet = FaultFleet(dispatcher, [parts for parts, _ in gateways], faults, address)
+        fleet = FaultFleet(dispatcher, [parts for parts, _ in gateways], faults, address, metrics)
         try:
             views = dispatcher.core.fleet.workers
             await fleet.until(lambda: sum(view.free_credits > 0 for view in views.values()) == num_workers)

@@ -126,6 +126,7 @@ async def gateway_rig(
     max_unread_tokens: int = 2048,
     max_context_tokens: int = 2048,
     total_pages: int = 512,
+    retry_percent: float = 10.0,
 ) -> AsyncIterator[Rig]:
     """Start everything, wait until it is ready, and take it down again."""
     model = scheduler_pb2.ModelState(
@@ -167,7 +168,7 @@ async def gateway_rig(
                 executor=executor,
                 metrics=metrics,
                 max_live=max_live,
-                settings=GenerateSettings(max_unread_tokens=max_unread_tokens),
+                settings=GenerateSettings(max_unread_tokens=max_unread_tokens, retry_percent=retry_percent),
             )
             server = create_server(interceptors=[ErrorInterceptor()])
             service = GatewayService(parts.generate, parts.queries, parts.auth, parts.metrics)

@@ -19,6 +19,7 @@ from services.domain.errors import (
     StaleAttempt,
     WorkerLost,
 )
+from services.domain.ids import WorkerId
 from tests.fakes.gateway_rig import (
     ACME,
     ACME_KEY,
@@ -63,6 +64,31 @@ async def test_a_request_that_is_refused_everywhere_is_tried_three_times(rig: Ri
     assert type(error) is StaleAttempt
     assert len(rig.worker.submits) == 3
     await nothing_is_held(rig)
+
+
+@pytest.mark.failure("B183")
+@pytest.mark.parametrize(("retry_percent", "num_workers_lost"), [(10.0, 2), (0.0, 1)])
+async def test_a_request_lost_before_it_is_accepted_takes_two_workers_at_most(
+    retry_percent: float, num_workers_lost: int
+) -> None:
+    async with gateway_rig(num_workers=4, retry_percent=retry_percent) as rig:
+        for worker in rig.workers:
+            worker.is_open.clear()
+        call = rig.stub.Generate(a_request())
+        for worker in rig.workers[:num_workers_lost]:
+            await rig.until(lambda worker=worker: worker.submits)
+            # The gateway has to know which boot it gave the request to.
+            link = rig.parts.workers._links[WorkerId(worker.name)]
+            await rig.until(lambda link=link: link._peer_epoch)
+            await worker.close_port()
+            worker.epoch += 1
+            await worker.start()
+        _, error = await read_to_the_end(aiter(call))
+        assert type(from_rpc_error(error)) is WorkerLost
+        assert [len(worker.submits) for worker in rig.workers] == [
+            1 if number < num_workers_lost else 0 for number in range(4)
+        ]
+        await nothing_is_held(rig)
 
 
 async def test_a_worker_that_cannot_be_reached_is_avoided() -> None:

@@ -10,7 +10,7 @@ from scheduler.core.rules import Rules
 from services.domain.errors import BadRow, PromptQuarantined, WorkerLost
 from services.domain.ids import WorkerId
 from services.rpc.fleet_status import queue_status
-from tests.fakes.fault_fleet import LIMIT_S, FaultFleet, fault_fleet
+from tests.fakes.fault_fleet import LIMIT_S, TOKEN, FaultFleet, fault_fleet
 
 POISON = 7
 """A step that computes this id ends the engine of a worker whose fault it is."""
@@ -53,6 +53,8 @@ async def test_a_poison_prompt_takes_two_workers_with_it_and_no_third(is_on: boo
         assert status is not None
         (held,) = status.quarantine
         assert held.num_workers == 2
+        await fleet.until(lambda: fleet.metric("quire_quarantined_prompts") == 1)
+        assert fleet.metric("quire_rejections_total", reason="PROMPT_QUARANTINED") == 2
         assert again.detail.metadata["digest"] == held.digest
         for faults in fleet.faults:
             faults.crash_token = None
@@ -72,6 +74,17 @@ async def test_a_request_whose_worker_fails_once_is_served_by_another_within_the
         answer = await fleet.ask(1, POISON)
         await fleet.until(lambda: fleet.alive == [WorkerId("worker-1")])
         assert type(answer) is (type(None) if retry_percent else WorkerLost)
+
+
+async def test_a_request_that_has_given_a_token_is_not_tried_again() -> None:
+    async with fault_fleet(2, Rules()) as fleet:
+        # The step after the first token computes it, and ends the engine.
+        fleet.faults[0].crash_token = TOKEN
+        error = await fleet.ask(1, 2, 3)
+        assert type(error) is WorkerLost
+        assert error.detail.usage is not None
+        assert error.detail.usage.output_tokens == 1
+        assert fleet.dispatcher.core.num_placed == 1
 
 
 @pytest.mark.parametrize("is_on", [True, False])
@@ -95,6 +108,9 @@ async def test_a_worker_that_gives_nan_rows_gets_nothing_more(is_on: bool) -> No
         assert status is not None
         breakers = [(one.breaker, one.breaker_reason) for one in status.workers]
         assert breakers == [("open", "errors"), ("closed", "")]
+        await fleet.until(lambda: fleet.metric("quire_breaker_state", worker="worker-0") == 2)
+        openings = fleet.metric("quire_breaker_openings_total", worker="worker-0", reason="errors")
+        assert openings == 1
 
 
 async def test_a_worker_says_that_it_is_stuck_and_gets_nothing_more() -> None:
