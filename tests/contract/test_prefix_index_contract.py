@@ -100,7 +100,7 @@ async def valkey(tmp_path: Path) -> AsyncIterator[Valkey]:
 
 @pytest.fixture
 async def store(valkey: Valkey) -> AsyncIterator[RedisStore]:
-    store = connect(valkey.url, limit_s=2.0)
+    store = connect(valkey.url, limit_s=20.0)
     yield store
     await store.close()
 
@@ -228,7 +228,7 @@ async def test_what_a_crash_leaves_in_redis_goes_away(store: RedisStore) -> None
 
 @pytest.mark.failure("B152")
 async def test_an_outage_is_caught_up_with(valkey: Valkey) -> None:
-    store = connect(valkey.url, limit_s=2.0)
+    store = connect(valkey.url, limit_s=20.0)
     index = CopiedIndex(RedisIndexCopy(store))
     index.put(W0)
     index.add(W0, A)

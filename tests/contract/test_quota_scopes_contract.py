@@ -122,7 +122,7 @@ async def test_a_spent_budget_comes_back_at_midnight_of_its_zone(store: QuotaSto
         local = local_time(now, offset)
         number = local.toordinal() if which == "day" else local.year * 12 + local.month - 1
         spent = await refusal_of(store, a_reservation(account, 2))
-        assert spent.retry_after_s == pytest.approx(end_of(which, number, offset) - now, abs=5)
+        assert spent.retry_after_s == pytest.approx(end_of(which, number, offset) - now, abs=100)
         never = await refusal_of(store, a_reservation(account, 3, output=200))
         assert never.retry_after_s is None
 
@@ -175,7 +175,7 @@ async def test_renewals_tell_what_all_scopes_have_spent(store: QuotaStore) -> No
 @given(day=st.integers(0, 200_000))
 async def test_the_scripts_calendar_is_the_calendar(valkey_url: str, day: int) -> None:
     lines = resources.files("gateway.stores").joinpath("quota_counters.lua").read_text("utf-8")
-    redis = connect(valkey_url, limit_s=2.0)
+    redis = connect(valkey_url, limit_s=20.0)
     ask = "\nlocal month = month_of(tonumber(ARGV[1]))\nreturn { month, first_day_of(month + 1) }"
     month, next_first = await redis.execute("EVAL", lines + ask, 0, day)
     date = datetime.date(1970, 1, 1) + datetime.timedelta(days=day)

@@ -27,7 +27,7 @@ DIGEST = "0" * 64
 
 @pytest.fixture
 async def redis(valkey_url: str) -> AsyncIterator[RedisStore]:
-    redis = connect(valkey_url, limit_s=2.0)
+    redis = connect(valkey_url, limit_s=20.0)
     await redis.execute("DEL", HEAD_KEY, TENANTS_KEY, KEYS_KEY, AUDIT_KEY, USED_KEY, KV_CAPS_KEY)
     yield redis
     await redis.close()

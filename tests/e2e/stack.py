@@ -58,8 +58,8 @@ sim_decode_ms = 0.1
 restart_after_s = {restart_after_s}
 stuck_after_s = {stuck_after_s}
 [scheduler]
-match_within_ms = 500
-submit_within_ms = 30000
+match_within_ms = 1000
+submit_within_ms = 60000
 [gateway]
 server_key = "only of this test"
 redis_limit_ms = {redis_limit_ms}
@@ -215,7 +215,7 @@ class Stack:
         if self.launcher is not None:
             self.launcher.kill()
             self.launcher.wait()
-        psutil.wait_procs(family, timeout=5)
+        psutil.wait_procs(family, timeout=60)
         os.close(self._lifeline_read)
 
     def family(self) -> list[psutil.Process]:
@@ -329,7 +329,7 @@ _GUARDED = (sys.executable, "-m", "services.launcher.guard")
 
 
 def _get(url: str) -> str:
-    with urlopen(url, timeout=2) as answer:
+    with urlopen(url, timeout=20) as answer:
         text: str = answer.read().decode()
         return text
 

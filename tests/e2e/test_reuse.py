@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 
+from protos.kvmanager.v1 import kvmanager_pb2, kvmanager_pb2_grpc
+from services.chassis.grpc import create_channel
 from services.client import AsyncClient
 from services.client.values import Completion
 from services.domain.miss_reason import MissReason
@@ -34,7 +36,17 @@ async def ask(client: AsyncClient, ids: list[int], **options: object) -> Complet
 
 async def at_rest(stack: Stack) -> None:
     """What was computed is known to the index only once the worker has said so."""
-    await until("everything given back", lambda: leftovers(stack), limit_s=20, good=lambda left: not left)
+    await until("everything given back", lambda: leftovers(stack), limit_s=60, good=lambda left: not left)
+
+    async with create_channel(f"127.0.0.1:{stack.ports.kvmanager}") as channel:
+        kvmanager = kvmanager_pb2_grpc.KvManagerServiceStub(channel)
+
+        async def num_unknown() -> int:
+            status = await kvmanager.GetStatus(kvmanager_pb2.GetStatusRequest())
+            cached = sum(worker.cached_pages for worker in await stack.workers())
+            return cached - sum(worker.blocks for worker in status.workers)
+
+        await until("the index knows what is cached", num_unknown, limit_s=60, good=lambda left: left == 0)
 
 
 async def test_a_shared_prefix_is_computed_once(calm: Stack) -> None:

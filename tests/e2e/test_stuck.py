@@ -35,14 +35,14 @@ async def test_a_worker_that_hangs_is_not_ready_and_is_restarted(slow_prefill: S
         assert await is_ready()
         old = stack.process("worker-0")
         task = asyncio.create_task(client.generate_text([9] * 200, max_output_tokens=3))
-        await until("not ready", is_ready, limit_s=6, good=lambda ready: not ready)
+        await until("not ready", is_ready, limit_s=60, good=lambda ready: not ready)
         with pytest.raises(ServeError) as caught:
             # It is tried once more, by the next boot, which hangs too.
             await asyncio.wait_for(task, 60)
         assert caught.value.code is Code.UNAVAILABLE
-        await until("restarted", is_ready, limit_s=20)
+        await until("restarted", is_ready, limit_s=60)
         assert stack.process("worker-0").pid != old.pid
-        await until("nothing is held", lambda: leftovers(stack), limit_s=20, good=lambda left: not left)
+        await until("nothing is held", lambda: leftovers(stack), limit_s=60, good=lambda left: not left)
         assert (await client.generate_text([1, 2, 3], max_output_tokens=3, ignore_eos=True)).receipt
 
 

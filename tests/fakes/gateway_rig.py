@@ -103,7 +103,7 @@ class Rig:
     def metric(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(name, labels) or 0.0
 
-    async def until(self, holds: Callable[[], object], limit_s: float = 10.0) -> None:
+    async def until(self, holds: Callable[[], object], limit_s: float = 60.0) -> None:
         """Wait for a state."""
         async with asyncio.timeout(limit_s):
             while not holds():  # noqa: ASYNC110 (any state, of any object)
@@ -111,7 +111,7 @@ class Rig:
 
     async def settled(self) -> None:
         """Wait until nothing is live and everything is settled."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await self.parts.table.emptied()
             await self.parts.settler.drained()
 
@@ -208,7 +208,7 @@ class Answer:
         return self.of("receipt")[0]
 
 
-async def generate(rig: Rig, *, metadata: Any = None, deadline_s: float = 30, **fields: Any) -> Answer:
+async def generate(rig: Rig, *, metadata: Any = None, deadline_s: float = 60, **fields: Any) -> Answer:
     """Call Generate with a prompt `hello` unless another input is given, and read to the end."""
     call = rig.stub.Generate(a_request(**fields), metadata=metadata, timeout=deadline_s)
     return Answer([message async for message in call])

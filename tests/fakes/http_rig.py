@@ -69,7 +69,7 @@ async def http_rig(**options: Any) -> AsyncIterator[HttpRig]:
         serving = asyncio.create_task(server.run())
         client = openai_client(port)
         try:
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as web, client:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as web, client:
                 yield HttpRig(rig, app, server, port, client, web)
         finally:
             await server.stop()

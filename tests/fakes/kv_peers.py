@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 
@@ -23,7 +24,7 @@ from services.chassis.grpc import bind, create_channel, create_server
 from services.chassis.lifecycle import epoch
 from services.chassis.metrics import Metrics
 from services.chassis.redis import connect
-from services.chassis.stream import Outbox
+from services.chassis.stream import HEARTBEAT_S, Outbox
 from services.domain.ids import PROTOCOL_VERSION, BlockHash, Epoch, TenantId
 from services.rpc.convert import peer_to_pb
 from tests.fakes.valkey import eventually
@@ -102,6 +103,13 @@ async def serving(
             await store.close()
 
 
+async def beat(outbox: Outbox[Any], request: Callable[..., Any]) -> None:
+    """Give signs of life on a stream that a slow machine takes long to test."""
+    while not outbox.closed:
+        await asyncio.sleep(HEARTBEAT_S)
+        outbox.put_nowait(request(heartbeat=types_pb2.Heartbeat()))
+
+
 async def _tick(manager: Manager) -> None:
     while True:
         manager.tick(time.monotonic())
@@ -123,11 +131,12 @@ class RawWorker:
         hello = pb.WorkerHello(peer=peer, namespace="n", total_pages=1000, page_size=16)
         self.outbox.put_nowait(pb.ConnectWorkerRequest(hello=hello))
         self.call = stub.ConnectWorker(self.outbox)
+        self.beating = asyncio.create_task(beat(self.outbox, pb.ConnectWorkerRequest))
 
     async def receive(self, kind: str) -> pb.ConnectWorkerResponse:
         """Return the next message of a kind."""
         while True:
-            message: pb.ConnectWorkerResponse = await asyncio.wait_for(self.call.read(), 10)
+            message: pb.ConnectWorkerResponse = await asyncio.wait_for(self.call.read(), 60)
             assert message is not grpc.aio.EOF, "the stream ended"
             if message.WhichOneof("message") == kind:
                 return message
@@ -140,10 +149,8 @@ class RawWorker:
         events = pb.Events(seq=seq, stored=b"".join(stored) + raw)
         self.outbox.put_nowait(pb.ConnectWorkerRequest(events=events))
 
-    def heartbeat(self) -> None:
-        self.outbox.put_nowait(pb.ConnectWorkerRequest(heartbeat=types_pb2.Heartbeat()))
-
     async def leave(self) -> None:
+        self.beating.cancel()
         self.outbox.close()
         self.call.cancel()
 

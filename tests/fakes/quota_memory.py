@@ -62,7 +62,7 @@ class MemoryQuota:
 
     def __init__(self, clock: Callable[[], float], *, lease_s: float = LEASE_S) -> None:
         self._clock = clock
-        self._lease_s = lease_s
+        self.lease_s = lease_s
         self._organisations: dict[TenantId, _Organisation] = defaultdict(_Organisation)
         self.is_down = False
         """Plays an outage."""
@@ -116,7 +116,7 @@ class MemoryQuota:
                 record = below.open[one.reservation.id]
                 for name, began in record.scopes:
                     self._spend(below.counters[name], began, one.used_tokens - record.used)
-                record.used, record.lease_ends = one.used_tokens, self._clock() + self._lease_s
+                record.used, record.lease_ends = one.used_tokens, self._clock() + self.lease_s
         for one in running:
             account = one.reservation.account
             for scope in account.scopes:
@@ -192,7 +192,7 @@ class MemoryQuota:
             wanted.prompt_tokens,
             wanted.output_tokens,
             self._began(wanted.account),
-            self._clock() + self._lease_s,
+            self._clock() + self.lease_s,
         )
         for name, began in record.scopes:
             counter = below.counters[name]

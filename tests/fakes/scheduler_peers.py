@@ -15,7 +15,7 @@ from services.chassis.stream import Outbox
 from services.domain.ids import Epoch
 from services.rpc.convert import peer_to_pb
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 def pb_acquire(request_id: str, *, attempt: int = 1, tokens: int = 32, **fields: Any) -> pb.Acquire:
@@ -140,7 +140,17 @@ class FakeWorker(_Peer):
         await self.open(self.stub.ConnectWorker, pb.ConnectWorkerRequest(hello=hello))
         await self.until(lambda worker: bool(worker.heard["welcome"]))
         self.report(granted=granted)
+        await self._is_known(granted)
         return self
+
+    async def _is_known(self, granted: int) -> None:
+        """Wait until the scheduler counts the grants: no other stream's message overtakes them."""
+        async with asyncio.timeout(LIMIT_S):
+            while granted:
+                status = await self.stub.GetStatus(pb.GetStatusRequest())
+                if any(one.name == self.name and one.granted >= granted for one in status.workers):
+                    return
+                await asyncio.sleep(0.005)
 
     def report(self, *, granted: int | None = None, seen: int | None = None, **fields: Any) -> None:
         self.granted = self.granted if granted is None else granted

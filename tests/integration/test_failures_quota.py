@@ -14,7 +14,7 @@ from tests.fakes.quota_values import a_reservation, a_settlement, admits, held_b
 @pytest.fixture
 async def gateways(valkey_url: str) -> AsyncIterator[list[RedisQuota]]:
     """The stores of three gateways over one Redis."""
-    connections = [connect(valkey_url, limit_s=5.0) for _ in range(3)]
+    connections = [connect(valkey_url, limit_s=20.0) for _ in range(3)]
     yield [RedisQuota(connection) for connection in connections]
     for connection in connections:
         await connection.close()

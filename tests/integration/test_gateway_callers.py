@@ -45,7 +45,7 @@ async def rig() -> AsyncIterator[Rig]:
 @pytest.mark.failure("B010")
 @pytest.mark.parametrize("n", [1, 4])
 async def test_a_caller_that_cancels_stops_the_worker(rig: Rig, n: int) -> None:
-    rig.worker.script, rig.worker.step_s = endless, 0.002
+    rig.worker.script, rig.worker.step_s = endless, 0.02
     with structlog.testing.capture_logs() as lines:
         call = rig.stub.Generate(a_request(max_output_tokens=2000, n=n))
         async for message in call:
@@ -63,7 +63,7 @@ async def test_a_caller_that_cancels_stops_the_worker(rig: Rig, n: int) -> None:
 
 @pytest.mark.failure("B016")
 async def test_a_closed_channel_stops_all_of_its_streams(rig: Rig) -> None:
-    rig.worker.script, rig.worker.step_s = endless, 0.002
+    rig.worker.script, rig.worker.step_s = endless, 0.02
     channel = create_channel(f"127.0.0.1:{rig.port}")
     stub = gateway_pb2_grpc.GenerateServiceStub(channel)
     calls = [stub.Generate(a_request(max_output_tokens=2000)) for _ in range(20)]
@@ -175,7 +175,7 @@ async def test_an_idempotency_key_serves_once_and_names_its_request(rig: Rig) ->
 
 async def test_a_request_can_be_followed_from_queue_to_failure(rig: Rig) -> None:
     rig.scheduler.holds = True
-    rig.worker.script, rig.worker.step_s = endless, 0.01
+    rig.worker.script, rig.worker.step_s = endless, 0.02
     call = rig.stub.Generate(a_request(max_output_tokens=2000))
     await rig.until(lambda: rig.scheduler.acquired)
     request_id = rig.scheduler.acquired[0].key.request_id

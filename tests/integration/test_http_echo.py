@@ -144,7 +144,8 @@ async def test_a_prompt_of_the_whole_context_is_scored_where_nothing_is_to_follo
         assert len(body["choices"][0]["logprobs"]["token_logprobs"]) == 32
 
 
-async def test_scores_survive_a_broken_connection(http: HttpRig) -> None:
+async def test_scores_survive_a_broken_connection(http: HttpRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.rpc.gateway_worker_link.DEAD_AFTER_S", 60.0)
     scored_by_id(http)
     http.rig.worker.is_open.clear()
     asking = asyncio.create_task(completion(http, prompt="abcdefgh", echo=True, logprobs=1, max_tokens=2))

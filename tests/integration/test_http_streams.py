@@ -48,7 +48,7 @@ async def events_of(answer: httpx.Response) -> AsyncIterator[str]:
 @pytest.mark.failure("B010")
 @pytest.mark.parametrize("n", [1, 4])
 async def test_a_client_that_hangs_up_its_stream_frees_the_worker(http: HttpRig, n: int) -> None:
-    http.rig.worker.script, http.rig.worker.step_s = endless, 0.002
+    http.rig.worker.script, http.rig.worker.step_s = endless, 0.02
     for _ in range(3):
         stream = await http.client.completions.create(
             model="tiny", prompt="x", n=n, stream=True, max_tokens=2000
@@ -64,7 +64,7 @@ async def test_a_client_that_hangs_up_its_stream_frees_the_worker(http: HttpRig,
 @pytest.mark.failure("B002")
 @pytest.mark.parametrize("prompts", [1, 3])
 async def test_a_client_that_leaves_a_unary_call_frees_the_worker(http: HttpRig, prompts: int) -> None:
-    http.rig.worker.script, http.rig.worker.step_s = endless, 0.002
+    http.rig.worker.script, http.rig.worker.step_s = endless, 0.02
     call = asyncio.create_task(http.post(prompt=["x"] * prompts, **LONG))
     await http.rig.until(lambda: len(http.rig.worker.running) == prompts)
     call.cancel()
@@ -110,7 +110,7 @@ async def test_a_thousand_calls_leave_nothing_behind(http: HttpRig) -> None:
 
 @pytest.mark.failure("B076")
 async def test_a_lost_worker_is_told_in_band_with_usage_and_without_done(http: HttpRig) -> None:
-    http.rig.worker.script, http.rig.worker.step_s = endless, 0.002
+    http.rig.worker.script, http.rig.worker.step_s = endless, 0.02
     body = {"model": "tiny", "prompt": "x", "stream": True, "stream_options": {"include_usage": True}, **LONG}
     seen: list[str] = []
     async with http.web.stream("POST", "/v1/completions", json=body) as answer:

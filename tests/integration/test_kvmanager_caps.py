@@ -11,14 +11,14 @@ from services.chassis.stream import Outbox
 from services.domain.ids import Epoch
 from services.domain.tenant_keys import KV_CAPS_KEY
 from services.rpc.convert import peer_to_pb
-from tests.fakes.kv_peers import RawWorker, serving
+from tests.fakes.kv_peers import RawWorker, beat, serving
 from tests.fakes.valkey import Valkey
 
 
 async def test_published_caps_reach_workers_and_schedulers(tmp_path: Path) -> None:
     valkey = Valkey(tmp_path)
     await valkey.start()
-    redis = connect(valkey.url, limit_s=1.0)
+    redis = connect(valkey.url, limit_s=20.0)
     async with serving(redis_url=valkey.url) as served:
         worker = RawWorker(served.stub)
         slices = (await worker.receive("slices")).slices
@@ -26,6 +26,7 @@ async def test_published_caps_reach_workers_and_schedulers(tmp_path: Path) -> No
         outbox: Outbox[pb.MatchRequest] = Outbox()
         outbox.put_nowait(pb.MatchRequest(hello=peer_to_pb("scheduler", Epoch(1), "test")))
         scheduler = served.stub.Match(outbox)
+        beating = asyncio.create_task(beat(outbox, pb.MatchRequest))
 
         async def caps_of(expected: dict[str, int]) -> None:
             async for message in scheduler:
@@ -39,7 +40,7 @@ async def test_published_caps_reach_workers_and_schedulers(tmp_path: Path) -> No
                     assert all(one.max_pages <= one.cap for one in told.slices)
                     return
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await caps_of({"t": 100})
             await redis.execute("SET", KV_CAPS_KEY, orjson.dumps({"t": 30, "new": 8}))
             await slices_of([("t", 30), ("new", 8)])
@@ -54,6 +55,7 @@ async def test_published_caps_reach_workers_and_schedulers(tmp_path: Path) -> No
             await redis.execute("FLUSHALL")
             await redis.execute("SET", KV_CAPS_KEY, orjson.dumps({"t": 21}))
             await caps_of({"t": 21})
+        beating.cancel()
         scheduler.cancel()
         await worker.leave()
     await redis.close()

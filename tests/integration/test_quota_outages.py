@@ -44,7 +44,7 @@ async def test_without_the_store_a_tenant_gets_its_allowance_and_no_more(
 ) -> None:
     valkey = Valkey(tmp_path)
     await valkey.start()
-    redis, admin = connect(valkey.url, limit_s=2.0), connect(valkey.url, limit_s=2.0)
+    redis, admin = connect(valkey.url, limit_s=20.0), connect(valkey.url, limit_s=20.0)
     store = OutagePolicy(RedisQuota(redis))
     await store.reserve(a_reservation(ALLOWS, "before"))
     if trouble == "down":
@@ -85,13 +85,14 @@ async def test_a_store_too_slow_for_reservations_still_hears_of_what_runs(valkey
     account = an_account(Limits(), allowance=Allowance(max_concurrency=1, tokens=100))
     async with Proxy(int(valkey_url.rsplit(":", 1)[1].split("/")[0])).running() as proxy:
         url = f"redis://127.0.0.1:{proxy.port}/0"
-        redis, background = connect(url, limit_s=0.05), connect(url, limit_s=5.0)
+        redis, background = connect(url, limit_s=0.05), connect(url, limit_s=20.0)
         store = OutagePolicy(RedisQuota(redis, background))
         assert await answers(background)
-        proxy.delay_s = 0.3
         for name in range(3):
+            proxy.may_answer.clear()
             await store.reserve(a_reservation(account, name))
             assert store.num_granted == 1
+            proxy.may_answer.set()
             await store.settle([a_settlement(account, name)])
             assert store.num_granted == 0
         use = await use_of(store, account)

@@ -58,7 +58,7 @@ def test_the_checker_sees_an_admission_too_many() -> None:
 @pytest.mark.failure("B123")
 @pytest.mark.failure("B124")
 async def test_sixteen_racing_gateways_never_exceed_a_limit_and_leave_nothing(valkey_url: str) -> None:
-    connections = [connect(valkey_url, limit_s=5.0) for _ in range(NUM_GATEWAYS)]
+    connections = [connect(valkey_url, limit_s=20.0) for _ in range(NUM_GATEWAYS)]
     first = an_account(TEAM, PARENT, tenant="t0")
     teams = [an_account(TEAM, PARENT, tenant=f"t{n}", organisation=first.organisation) for n in range(4)]
     events: list[Event] = []
@@ -99,7 +99,7 @@ from services.domain.limits import Limits
 from tests.fakes.quota_values import a_reservation, an_account
 
 async def main() -> None:
-    store = RedisQuota(connect(sys.argv[1], limit_s=5.0), lease_s=1.5)
+    store = RedisQuota(connect(sys.argv[1], limit_s=20.0), lease_s=1.5)
     account = an_account(Limits(max_concurrency=4), organisation=sys.argv[2])
     for name in range(4):
         await store.reserve(a_reservation(account, name))
@@ -118,7 +118,7 @@ async def test_a_gateway_killed_gives_everything_back_when_its_leases_end(valkey
         assert holder.stdout is not None
         assert await asyncio.to_thread(holder.stdout.readline) == "held\n"
         holder.send_signal(signal.SIGKILL)
-    redis = connect(valkey_url, limit_s=5.0)
+    redis = connect(valkey_url, limit_s=20.0)
     store = RedisQuota(redis)
 
     async def is_back() -> bool:

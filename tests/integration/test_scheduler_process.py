@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from services.chassis.grpc import create_channel
-from tests.conftest import free_port
 from tests.fakes.scheduler_peers import FakeGateway, FakeWorker, pb_acquire
 
 
@@ -26,16 +25,16 @@ class Process:
 
 
 @asynccontextmanager
-async def scheduler_process(port: int, *flags: str) -> AsyncIterator[Process]:
-    command = [sys.executable, "-m", "scheduler", "--port", str(port), "--probe-port", "0", *flags]
+async def scheduler_process(*flags: str) -> AsyncIterator[Process]:
+    command = [sys.executable, "-m", "scheduler", "--port", "0", "--probe-port", "0", *flags]
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     assert process.stderr is not None
     try:
-        async with asyncio.timeout(30):
-            while json.loads(await process.stderr.readline())["event"] != "serving":
+        async with asyncio.timeout(60):
+            while (event := json.loads(await process.stderr.readline()))["event"] != "serving":
                 pass
         drain = asyncio.create_task(process.stderr.read())
-        yield Process(process, port)
+        yield Process(process, event["port"])
         if process.returncode is None:
             process.kill()
         await drain
@@ -49,18 +48,18 @@ async def test_a_signal_ends_it_at_once_with_its_streams_and_its_spans_written(t
     trace = tmp_path / "spans.jsonl"
     flags = ("--trace", f"file:{trace}")
     async with (
-        scheduler_process(free_port(), *flags) as one,
+        scheduler_process(*flags) as one,
         create_channel(f"127.0.0.1:{one.port}") as channel,
     ):
         parent = f"00-{'a' * 32}-{'b' * 16}-01"
         gateway = await FakeGateway(channel).connect([pb_acquire("a", traceparent=parent)])
         gateway.acquire(pb_acquire("b"))
-        await gateway.until(lambda g: len(g.heard["queued"]) == 2)
+        await gateway.until(lambda g: len(g.heard["queued"]) >= 2)
         await FakeWorker(channel).connect(granted=1)
         await gateway.until(lambda g: bool(g.heard["placement"]))
         one.process.send_signal(signal.SIGTERM)
         await gateway.ended()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert await one.process.wait() == 0
     (span,) = [json.loads(line) for line in trace.read_text().splitlines()]
     assert (span["name"], span["trace_id"], span["parent_id"]) == ("scheduler.acquire", "a" * 32, "b" * 16)
@@ -69,30 +68,28 @@ async def test_a_signal_ends_it_at_once_with_its_streams_and_its_spans_written(t
 
 @pytest.mark.slow
 async def test_killed_with_200_waiting_each_is_placed_once_by_the_next() -> None:
-    port = free_port()
-    async with scheduler_process(port) as one, create_channel(f"127.0.0.1:{port}") as channel:
+    async with scheduler_process() as one, create_channel(f"127.0.0.1:{one.port}") as channel:
         gateway = await FakeGateway(channel).connect()
         await FakeWorker(channel).connect()
         for i in range(200):
             gateway.acquire(pb_acquire(f"r{i}", tokens=16))
-        await gateway.until(lambda g: len(g.heard["queued"]) == 200)
+        await gateway.until(lambda g: len(g.heard["queued"]) >= 200)
         one.process.kill()
         await gateway.ended()
-    async with scheduler_process(port), create_channel(f"127.0.0.1:{port}") as channel:
+    async with scheduler_process() as next_one, create_channel(f"127.0.0.1:{next_one.port}") as channel:
         waiting = [pb_acquire(f"r{i}", tokens=16, waited_ms=2000 - i) for i in range(200)]
         back = await FakeGateway(channel).connect(waiting)
         worker = FakeWorker(channel)
         worker.auto = True
         await worker.connect(granted=1)
-        await back.until(lambda g: len(g.heard["placement"]) == 200)
+        await back.until(lambda g: len(g.heard["placement"]) >= 200)
         assert [p.key.request_id for p in back.heard["placement"]] == [f"r{i}" for i in range(200)]
         assert back.heard["welcome"][0].term > gateway.heard["welcome"][0].term
 
 
 @pytest.mark.slow
 async def test_stopped_and_woken_it_drops_what_it_held_and_begins_a_new_term() -> None:
-    port = free_port()
-    async with scheduler_process(port) as one, create_channel(f"127.0.0.1:{port}") as channel:
+    async with scheduler_process() as one, create_channel(f"127.0.0.1:{one.port}") as channel:
         gateway = await FakeGateway(channel).connect([pb_acquire("a")])
         worker = await FakeWorker(channel).connect()
         await gateway.until(lambda g: bool(g.heard["queued"]))

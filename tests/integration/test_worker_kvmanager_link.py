@@ -29,7 +29,7 @@ async def test_a_new_kvmanager_gets_a_snapshot_and_then_numbered_events() -> Non
         await manager.wait_for(lambda: manager.events[-1].tenant_pages.get("local") == 0)
         assert [e.seq for e in manager.events] == list(range(1, len(manager.events) + 1))
         manager.send(need_snapshot=kv.NeedSnapshot())
-        await manager.wait_for(lambda: len(manager.snapshots) == 2)
+        await manager.wait_for(lambda: len(manager.snapshots) > 1)
         assert split_hashes(manager.snapshots[1].hashes) == blocks
         assert manager.snapshots[1].seq == manager.events[-1].seq
 
@@ -72,7 +72,7 @@ async def test_slices_bound_what_a_tenant_may_hold_and_outlive_the_kvmanager() -
         await gateway.wait_end(await gateway.submit(num_prompt=60, tenant="other"))
         assert gateway.num_tokens(2) == 10
         await manager.start()
-        await manager.wait_for(lambda: len(manager.hellos) == 2)
+        await manager.wait_for(lambda: len(manager.hellos) > 1)
         (kept,) = manager.hellos[1].slices.tenants
         assert (kept.tenant, kept.max_pages, kept.bound) == ("small", 2, 2)
 
@@ -94,8 +94,12 @@ async def test_a_request_waits_for_a_larger_slice_and_what_it_needs_is_told_with
         manager.give("small", 5, cap=8)
         await gateway.wait_end(handle)
         assert gateway.num_tokens(handle) == 10
-        await manager.wait_for(lambda: manager.in_force[-1].version == manager.version)
-        assert manager.in_force[-1].tenants[0].needs == 0
+        await manager.wait_for(
+            lambda: (
+                manager.in_force[-1].version == manager.version
+                and not any(tenant.needs for tenant in manager.in_force[-1].tenants)
+            )
+        )
 
 
 async def test_cached_blocks_go_when_nobody_used_them_for_the_time_that_the_policy_gives() -> None:
@@ -111,11 +115,10 @@ async def test_cached_blocks_go_when_nobody_used_them_for_the_time_that_the_poli
         )
         policy = kv.Policy(version=2, eviction_order=kv.EVICTION_ORDER_LRU, idle_ttl_ms=50)
         manager.send(policy=policy)
-        await manager.wait_for(lambda: any(e.removed for e in manager.events))
-        (gone,) = [e for e in manager.events if e.removed]
-        assert gone.removal_reason == kv.REMOVAL_REASON_POLICY
-        assert split_hashes(gone.removed) == set(blocks), "the deepest first, so no hole is ever told"
-        assert gone.removed == b"".join(reversed(blocks))
+        deepest_first = b"".join(reversed(blocks))
+        await manager.wait_for(lambda: len(b"".join(e.removed for e in manager.events)) >= len(deepest_first))
+        assert b"".join(e.removed for e in manager.events) == deepest_first, "no hole is ever told"
+        assert {e.removal_reason for e in manager.events if e.removed} == {kv.REMOVAL_REASON_POLICY}
 
 
 async def test_pages_are_given_up_in_the_order_of_the_policy_least_recently_used_first() -> None:
@@ -144,8 +147,7 @@ async def test_a_policy_that_a_worker_cannot_follow_is_refused_in_so_many_words(
             await manager.wait_for(lambda: manager.snapshots)
             for version, order in ((1, kv.EVICTION_ORDER_LRU), (2, 7)):
                 manager.send(policy=kv.Policy(version=version, eviction_order=order))
-            manager.send(need_snapshot=kv.NeedSnapshot())
-            await manager.wait_for(lambda: len(manager.snapshots) == 2)
+            await manager.wait_for(lambda: sum(one.HasField("policy") for one in manager.messages) == 2)
     said = {line["event"]: line["version"] for line in lines if line["event"].startswith("eviction_policy")}
     assert said == {"eviction_policy_followed": 1, "eviction_policy_refused": 2}
     answers = [message.policy for message in manager.messages if message.HasField("policy")]

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import sys
 import threading
 import urllib.error
@@ -16,13 +15,15 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from protos.types.v1 import types_pb2
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc
 from services.chassis.fatal import FatalError
 from services.chassis.grpc import create_channel
 from services.chassis.lifecycle import Lifecycle
 from services.domain.errors import Code
-from tests.integration.worker_bench import HandGateway, RunningWorker, running_worker
+from tests.conftest import free_port
+from tests.integration.worker_bench import LIMIT_S, HandGateway, RunningWorker, running_worker
 from worker.app import Worker
 from worker.config import ExecutorKind, WorkerConfig
 from worker.loading import Loaded
@@ -37,27 +38,31 @@ async def health(worker: RunningWorker) -> int:
     return answer.status
 
 
-async def until_health(worker: RunningWorker, status: int, limit_s: float) -> None:
-    async with asyncio.timeout(limit_s):
+async def until_health(worker: RunningWorker, status: int) -> None:
+    async with asyncio.timeout(LIMIT_S):
         while await health(worker) != status:  # noqa: ASYNC110 - the state is another process's, as it were
             await asyncio.sleep(0.02)
 
 
 @pytest.mark.failure("B161")
 async def test_draining_finishes_what_runs_and_refuses_what_is_new() -> None:
-    async with running_worker(step_ms=5) as worker:
+    async with running_worker(step_ms=20) as worker:
         gateway = HandGateway(worker)
         await gateway.connect()
-        handle = await gateway.submit(max_output=100)
+        handle = await gateway.submit(max_output=1900)
         await gateway.wait_for(lambda: gateway.num_tokens(handle) > 0)
         assert await health(worker) == SERVING
         worker.lifecycle.stopping.set()
-        await until_health(worker, NOT_SERVING, 1.0)
+        await until_health(worker, NOT_SERVING)
         late = await gateway.wait_end(await gateway.submit())
         assert (late.refused.code, late.refused.reason) == (Code.UNAVAILABLE.value, "DRAINING")
+        so_far = gateway.num_tokens(handle)
+        await gateway.wait_for(lambda: gateway.num_tokens(handle) > so_far)
+        reason = types_pb2.FINISH_REASON_STOP_STRING
+        await gateway.send(finish_choice=pb.FinishChoice(handle=handle, choice=0, reason=reason))
         ended = (await gateway.wait_end(handle)).ended
         assert not ended.HasField("failure")
-        assert gateway.num_tokens(handle) == 100
+        assert ended.usage.output_tokens == gateway.num_tokens(handle)
         await gateway.wait_broken()
         await worker.task
 
@@ -73,7 +78,7 @@ async def test_what_does_not_finish_while_draining_ends_with_a_typed_error() -> 
         worker.lifecycle.stopping.set()
         failure = (await gateway.wait_end(handle)).ended.failure
         assert (failure.code, failure.reason) == (Code.UNAVAILABLE.value, "DRAINING")
-        async with asyncio.timeout(3.0):
+        async with asyncio.timeout(LIMIT_S):
             await worker.task
 
 
@@ -99,13 +104,12 @@ async def test_a_hanging_engine_makes_the_worker_not_ready_until_it_goes_on() ->
     async with running_worker(step_ms=2, stuck_after_s=0.3) as worker:
         gateway = HandGateway(worker)
         await gateway.connect()
-        handle = await gateway.submit(max_output=200)
-        await gateway.wait_for(lambda: gateway.num_tokens(handle) > 0)
         worker.faults.running.clear()
-        await until_health(worker, NOT_SERVING, 2.0)
-        assert (await worker.status()).stuck_ms > 300
+        handle = await gateway.submit(max_output=200)
+        await until_health(worker, NOT_SERVING)
+        await worker.wait_for(lambda status: status.stuck_ms > 300)
         worker.faults.running.set()
-        await until_health(worker, SERVING, 2.0)
+        await until_health(worker, SERVING)
         await gateway.wait_end(handle)
         assert gateway.num_tokens(handle) == 200
 
@@ -116,9 +120,8 @@ async def test_an_engine_that_hangs_for_long_ends_the_process_with_typed_errors(
         async with running_worker(step_ms=2, stuck_after_s=0.2, restart_after_s=0.6) as worker:
             gateway = HandGateway(worker)
             await gateway.connect()
-            handle = await gateway.submit(max_output=200)
-            await gateway.wait_for(lambda: gateway.num_tokens(handle) > 0)
             worker.faults.running.clear()
+            handle = await gateway.submit(max_output=200)
             assert (await gateway.wait_end(handle)).ended.failure.reason == "WORKER_LOST"
             await asyncio.wait((worker.task,))
     assert ended.group_contains(FatalError, match="hangs")
@@ -133,7 +136,7 @@ async def test_a_worker_that_slept_drops_what_it_held_and_is_another_boot() -> N
         worker.lifecycle.epoch = old + 1
         for callback in worker.lifecycle._on_wake:
             callback(10.0)
-        await worker.wait_empty(limit_s=1.0)
+        await worker.wait_empty()
         await gateway.wait_broken()
         welcome = await gateway.connect()
         assert (welcome.peer.epoch, welcome.resumed) == (old + 1, False)
@@ -146,7 +149,7 @@ async def test_while_the_model_loads_health_answers_not_serving(told_to_stop: bo
     may_load = threading.Event()
 
     def load(config: WorkerConfig) -> Loaded:
-        assert may_load.wait(10)
+        assert may_load.wait(LIMIT_S)
         raise FatalError("damaged")
 
     config = WorkerConfig(model="sim", executor=ExecutorKind.SIM, port=0, probe_port=0)
@@ -177,12 +180,6 @@ async def ended_as(work: Awaitable[None]) -> FatalError | None:
     return None
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class WorkerProcess:
     """`python -m worker` with the sim executor."""
 
@@ -200,22 +197,22 @@ class WorkerProcess:
 
     def probe(self, path: str) -> tuple[int, bytes]:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.probe_port}{path}", timeout=1) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.probe_port}{path}", timeout=20) as answer:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()
         except OSError:
             return 0, b""
 
-    async def until_ready(self, limit_s: float = 20.0) -> None:
-        async with asyncio.timeout(limit_s):
+    async def until_ready(self) -> None:
+        async with asyncio.timeout(LIMIT_S):
             while (await asyncio.to_thread(self.probe, "/readyz"))[0] != 200:
                 assert self.process.returncode is None, await self.process.stderr.read()
                 await asyncio.sleep(0.05)
 
-    async def end(self, limit_s: float = 10.0) -> tuple[int, str]:
+    async def end(self) -> tuple[int, str]:
         """Wait for the end; return exit code and what was written."""
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(LIMIT_S):
             _, written = await self.process.communicate()
         return self.process.returncode, written.decode()
 

@@ -30,10 +30,15 @@ async def test_grants_are_counted_from_the_hello_and_follow_the_requests() -> No
         ids = [f"gateway-0-1000-{handle}" for handle in range(1, 6)]
         await scheduler.wait_for(lambda: scheduler.gathered("ended") == ids)
         assert scheduler.gathered("started") == ids
-        await scheduler.wait_for(lambda: scheduler.last.granted == window + 5)
-        assert scheduler.last.placements_seen == 5
-        (use,) = [report.tenant_use for report in scheduler.reports if report.tenant_use][-1]
-        assert (use.tenant, use.uncached_tokens, use.output_tokens) == ("local", 100, 50)
+        await scheduler.wait_for(
+            lambda: (scheduler.last.granted, scheduler.last.placements_seen) == (window + 5, 5)
+        )
+
+        def uses() -> list[tuple[str, int, int]]:
+            said = [report.tenant_use for report in scheduler.reports if report.tenant_use]
+            return [(use.tenant, use.uncached_tokens, use.output_tokens) for use in said[-1]]
+
+        await scheduler.wait_for(lambda: uses() == [("local", 100, 50)])
         assert [report.seq for report in scheduler.reports] == list(range(1, len(scheduler.reports) + 1))
 
 
@@ -45,8 +50,9 @@ async def test_a_placement_that_nobody_submits_gives_its_credit_back() -> None:
         await scheduler.wait_for(lambda: scheduler.last.granted)
         window = scheduler.last.granted
         scheduler.send(placed=sched.Placed(highest_seq=2))
-        await scheduler.wait_for(lambda: scheduler.last.granted == window + 2)
-        assert scheduler.last.placements_seen == 2
+        await scheduler.wait_for(
+            lambda: (scheduler.last.granted, scheduler.last.placements_seen) == (window + 2, 2)
+        )
         scheduler.send(placed=sched.Placed(highest_seq=3, abandoned=[3]))
         await scheduler.wait_for(lambda: scheduler.last.granted == window + 3)
         gateway = HandGateway(worker)
@@ -56,8 +62,9 @@ async def test_a_placement_that_nobody_submits_gives_its_credit_back() -> None:
             assert late.refused.reason == "STALE_ATTEMPT"
         bad = await gateway.wait_end(await gateway.submit(tenant="", **placed(scheduler, 4)))
         assert bad.refused.reason == "INVALID_FIELD"
-        await scheduler.wait_for(lambda: scheduler.last.granted == window + 4)
-        assert scheduler.last.placements_seen == 4
+        await scheduler.wait_for(
+            lambda: (scheduler.last.granted, scheduler.last.placements_seen) == (window + 4, 4)
+        )
 
 
 async def test_a_scheduler_of_an_old_term_is_not_obeyed() -> None:
@@ -81,7 +88,7 @@ async def test_a_scheduler_of_an_old_term_is_not_obeyed() -> None:
 
 async def test_serving_goes_on_without_a_scheduler_and_the_hello_tells_what_is_live() -> None:
     scheduler = ScriptedScheduler()
-    async with scripted(scheduler) as address, running_worker(scheduler=address, step_ms=5) as worker:
+    async with scripted(scheduler) as address, running_worker(scheduler=address, step_ms=20) as worker:
         await scheduler.wait_for(lambda: scheduler.last.granted)
         gateway = HandGateway(worker)
         await gateway.connect()
@@ -92,7 +99,7 @@ async def test_serving_goes_on_without_a_scheduler_and_the_hello_tells_what_is_l
         await gateway.wait_for(lambda: gateway.num_tokens(handle) > so_far)
         scheduler.term = 2
         await scheduler.start()
-        await scheduler.wait_for(lambda: len(scheduler.hellos) == 2)
+        await scheduler.wait_for(lambda: len(scheduler.hellos) > 1)
         (live,) = scheduler.hellos[1].live
         assert live.request_id == f"gateway-0-1000-{handle}"
         await scheduler.wait_for(lambda: scheduler.last.granted)
@@ -116,7 +123,7 @@ async def test_drain_by_the_scheduler_refuses_new_and_finishes_old_requests() ->
         await gateway.wait_for(lambda: gateway.num_tokens(handle) > 0)
         scheduler.send(drain=sched.Drain())
         await scheduler.wait_for(lambda: scheduler.last.draining)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while await is_serving(worker.channel):  # noqa: ASYNC110 - it is another process, as it were
                 await asyncio.sleep(0.05)
         refused = await gateway.wait_end(await gateway.submit(**placed(scheduler, 2)))

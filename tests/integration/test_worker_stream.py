@@ -19,6 +19,12 @@ async def connected(worker: RunningWorker, **fields: object) -> HandGateway:
     return gateway
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers wait for a gateway's return longer than any machine takes."""
+    monkeypatch.setattr("worker.gateways.DEAD_AFTER_S", 60.0)
+
+
 async def test_a_request_streams_its_tokens_and_ends_once() -> None:
     async with running_worker() as worker:
         gateway = HandGateway(worker)
@@ -36,16 +42,18 @@ async def test_a_request_streams_its_tokens_and_ends_once() -> None:
 
 
 async def test_one_message_carries_all_requests_of_a_gateway() -> None:
-    async with running_worker(step_ms=5) as worker:
+    async with running_worker(step_ms=5, num_pages=1200) as worker:
         gateway, other = await connected(worker), await connected(worker, name="gateway-1")
-        handles = [await gateway.submit(max_output=30) for _ in range(8)]
-        foreign = await other.submit(max_output=30)
+        handles = [await gateway.submit(max_output=1900) for _ in range(8)]
+        foreign = await other.submit(max_output=1900)
+        await gateway.wait_for(lambda: any(len(step.handles) == 8 for step in gateway.steps))
+        await other.wait_for(lambda: other.num_tokens(foreign) > 0)
         for handle in handles:
-            await gateway.wait_end(handle)
-        await other.wait_end(foreign)
-        assert max(len(step.handles) for step in gateway.steps) == 8
+            await gateway.send(cancel=pb.Cancel(handle=handle))
+        await other.send(cancel=pb.Cancel(handle=foreign))
+        await worker.wait_empty()
+        assert all(set(step.handles) <= set(handles) for step in gateway.steps)
         assert all(list(step.handles) in ([], [foreign]) for step in other.steps)
-        assert {handle: gateway.num_tokens(handle) for handle in handles} == dict.fromkeys(handles, 30)
 
 
 @pytest.mark.failure("B081")
@@ -74,13 +82,17 @@ async def test_logprobs_are_parallel_to_tokens_and_nan_where_not_asked_for() -> 
 
 @pytest.mark.failure("B001")
 async def test_a_cancelled_request_is_gone_within_two_steps() -> None:
-    async with running_worker(step_ms=100) as worker:
+    async with running_worker(step_ms=20, stuck_after_s=60) as worker:
         gateway = await connected(worker)
         for _ in range(5):
             handle = await gateway.submit(max_output=1500)
             await gateway.wait_for(lambda handle=handle: gateway.num_tokens(handle) >= 3)
-            before = (await worker.status()).steps
+            worker.faults.running.clear()
             await gateway.send(cancel=pb.Cancel(handle=handle))
+            # The worker has read the Cancel once it refuses what was sent after it.
+            await gateway.wait_end(await gateway.submit(tenant=""))
+            before = (await worker.status()).steps
+            worker.faults.running.set()
             ended = (await gateway.wait_end(handle)).ended
             assert gateway.steps[-1].step <= before + 2
             assert not ended.HasField("failure")
@@ -142,9 +154,10 @@ async def test_gateways_that_vanish_at_random_leave_nothing() -> None:
         await asyncio.gather(*(come_and_go(number) for number in range(12)))
         survivor = await connected(worker, name="survivor")
         await survivor.wait_end(await survivor.submit())
-        await worker.wait_empty(limit_s=5.0)
+        await worker.wait_empty()
 
 
+@pytest.mark.usefixtures("patient")
 async def test_a_blip_loses_and_doubles_nothing() -> None:
     async with running_worker(step_ms=5) as worker:
         gateway = await connected(worker)
@@ -154,7 +167,9 @@ async def test_a_blip_loses_and_doubles_nothing() -> None:
         handle = await gateway.submit(max_output=120, **request)
         for _ in range(3):
             so_far = gateway.num_tokens(handle)
-            await gateway.wait_for(lambda so_far=so_far: gateway.num_tokens(handle) > so_far)
+            await gateway.wait_for(
+                lambda so_far=so_far: gateway.num_tokens(handle) > so_far or "ended" in gateway.kinds(handle)
+            )
             await gateway.drop()
             assert (await gateway.connect()).resumed
         await gateway.wait_end(handle)
@@ -163,6 +178,7 @@ async def test_a_blip_loses_and_doubles_nothing() -> None:
         assert gateway.kinds(handle).count("ended") == 1
 
 
+@pytest.mark.usefixtures("patient")
 async def test_what_ended_during_a_blip_is_told_after_it() -> None:
     async with running_worker(step_ms=1) as worker:
         gateway = await connected(worker)
@@ -178,32 +194,33 @@ async def test_what_ended_during_a_blip_is_told_after_it() -> None:
 async def test_a_submit_said_again_attaches() -> None:
     async with running_worker(step_ms=5) as worker:
         gateway = await connected(worker)
-        handle = await gateway.submit(max_output=60)
+        handle = await gateway.submit(max_output=1900)
         await gateway.wait_for(lambda: gateway.num_tokens(handle) > 5)
-        await gateway.send(submit=gateway.a_submit(handle, max_output=60))
-        await gateway.wait_end(handle)
-        assert gateway.num_tokens(handle) == 60
-        assert gateway.kinds(handle).count("accepted") == 2
+        await gateway.send(submit=gateway.a_submit(handle, max_output=1900))
+        await gateway.wait_for(lambda: gateway.kinds(handle).count("accepted") == 2)
+        await gateway.send(cancel=pb.Cancel(handle=handle))
+        usage = (await gateway.wait_end(handle)).ended.usage
+        assert gateway.num_tokens(handle) == usage.output_tokens
         assert gateway.kinds(handle).count("ended") == 1
 
 
 async def test_a_gateway_that_lost_its_state_begins_anew() -> None:
     async with running_worker(step_ms=5) as worker:
         gateway = await connected(worker)
-        await gateway.submit(max_output=1000)
+        await gateway.submit(max_output=1900)
         await gateway.drop()
         gateway.worker_epoch = 0
         assert not (await gateway.connect()).resumed
-        await worker.wait_empty(limit_s=1.0)
+        await worker.wait_empty()
 
 
 async def test_a_newer_boot_of_a_gateway_ends_the_older_ones_requests() -> None:
     async with running_worker(step_ms=5) as worker:
         old = await connected(worker, epoch=Epoch(5))
-        handle = await old.submit(max_output=1000)
+        handle = await old.submit(max_output=1900)
         await old.wait_for(lambda: old.num_tokens(handle) > 0)
         new = await connected(worker, epoch=Epoch(6))
-        await worker.wait_empty(limit_s=1.0)
+        await worker.wait_empty()
         await old.wait_broken()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await old.connect()
@@ -212,34 +229,34 @@ async def test_a_newer_boot_of_a_gateway_ends_the_older_ones_requests() -> None:
 
 
 @pytest.mark.slow
-async def test_requests_of_a_gateway_that_is_gone_are_cancelled_within_four_seconds() -> None:
-    async with running_worker(step_ms=5) as worker:
+async def test_requests_of_a_gateway_that_is_gone_are_cancelled() -> None:
+    async with running_worker(step_ms=50) as worker:
         gateway = await connected(worker)
         handle = await gateway.submit(max_output=1900)
         await gateway.wait_for(lambda: gateway.num_tokens(handle) > 0)
         await gateway.drop()
         assert (await worker.status()).running == 1
-        await worker.wait_empty(limit_s=4.0)
+        await worker.wait_empty()
 
 
 @pytest.mark.slow
-async def test_requests_of_a_silent_gateway_are_cancelled_within_four_seconds() -> None:
-    async with running_worker(step_ms=5) as worker:
+async def test_requests_of_a_silent_gateway_are_cancelled() -> None:
+    async with running_worker(step_ms=50) as worker:
         gateway = await connected(worker, confirm=False)
         await gateway.submit(max_output=1900)
-        await worker.wait_empty(limit_s=4.5)
+        await worker.wait_empty()
         await gateway.wait_broken()
 
 
 async def test_a_gateway_that_confirms_nothing_is_dropped_instead_of_kept_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("worker.gateways.MAX_UNCONFIRMED", 50)
-    async with running_worker(step_ms=1) as worker:
+    monkeypatch.setattr("worker.gateways.MAX_UNCONFIRMED", 5)
+    async with running_worker(step_ms=20) as worker:
         gateway = await connected(worker, confirm=False)
         await gateway.submit(max_output=1900)
         await gateway.wait_broken()
-        await worker.wait_empty(limit_s=1.0)
+        await worker.wait_empty()
 
 
 OF_THE_FUTURE = types_pb2.Peer(name="gateway-0", epoch=1, protocol_version=99)
@@ -281,7 +298,7 @@ BAD_FIELDS = [
 @pytest.mark.failure("B091")
 @pytest.mark.failure("B098")
 async def test_a_bad_field_is_refused_by_name_and_alone() -> None:
-    async with running_worker(step_ms=5) as worker:
+    async with running_worker(step_ms=20) as worker:
         gateway = await connected(worker)
         bystander = await gateway.submit(max_output=1900)
         for fields, field in BAD_FIELDS:
@@ -318,7 +335,7 @@ async def test_a_higher_attempt_supersedes_and_a_lower_one_is_refused() -> None:
         def key(attempt: int) -> types_pb2.RequestKey:
             return types_pb2.RequestKey(request_id="again", attempt=attempt)
 
-        second = await gateway.submit(max_output=500, key=key(2))
+        second = await gateway.submit(max_output=1900, key=key(2))
         await gateway.wait_for(lambda: gateway.num_tokens(second) > 0)
         first = await gateway.submit(key=key(1))
         assert refusal(await gateway.wait_end(first))[1] == "STALE_ATTEMPT"
@@ -368,6 +385,7 @@ async def test_a_stream_must_begin_with_a_hello_of_our_protocol() -> None:
 
 
 @pytest.mark.failure("B020")
+@pytest.mark.usefixtures("patient")
 async def test_random_cancels_limits_and_blips_leave_the_pool_whole() -> None:
     draw = random.Random(9)
     async with running_worker(step_ms=1, num_pages=64, max_sequences=8, max_waiting=1000) as worker:
@@ -393,7 +411,7 @@ async def test_random_cancels_limits_and_blips_leave_the_pool_whole() -> None:
                         handles.remove(unknown)  # its Submit may be lost with the connection
                         await gateway.send(cancel=pb.Cancel(handle=unknown))
             for handle in handles:
-                await gateway.wait_end(handle, limit_s=30)
+                await gateway.wait_end(handle)
                 assert sum(kind in ("ended", "refused") for kind in gateway.kinds(handle)) == 1
 
         await asyncio.gather(*(use(number) for number in range(4)))

@@ -23,6 +23,8 @@ from worker.memory import PoolSize
 VOCAB_SIZE = 500
 CONTEXT_TOKENS = 2048
 FIRST_EPOCH = Epoch(1_000)
+LIMIT_S = 60.0
+"""For what must come; no test asserts how soon."""
 
 
 @dataclass(slots=True)
@@ -39,19 +41,18 @@ class RunningWorker:
     async def status(self) -> pb.GetStatusResponse:
         return await self.stub.GetStatus(pb.GetStatusRequest())
 
-    async def wait_for(self, what: Callable[[pb.GetStatusResponse], bool], limit_s: float = 5.0) -> None:
+    async def wait_for(self, what: Callable[[pb.GetStatusResponse], bool], limit_s: float = LIMIT_S) -> None:
         """Ask for the status until `what` holds."""
         async with asyncio.timeout(limit_s):
             while not what(await self.status()):  # noqa: ASYNC110 - the state is in another thread
                 await asyncio.sleep(0.01)
 
-    async def wait_empty(self, limit_s: float = 5.0) -> None:
+    async def wait_empty(self) -> None:
         """Wait until nothing is live and every page is free or cached."""
         await self.wait_for(
             lambda s: (
                 s.running == s.waiting == s.held_pages == 0 and s.free_pages + s.cached_pages == s.total_pages
-            ),
-            limit_s,
+            )
         )
 
 
@@ -87,7 +88,7 @@ async def running_worker(
             await channel.close()
             faults.running.set()
             lifecycle.stopping.set()
-            await asyncio.wait((task,), timeout=10)
+            await asyncio.wait((task,), timeout=LIMIT_S)
             lifecycle._cancel_tasks()
             serving.cancel()
 
@@ -167,7 +168,7 @@ class HandGateway:
     def num_tokens(self, handle: int, choice: int = 0) -> int:
         return len(self.tokens.get((handle, choice), ()))
 
-    async def wait_for(self, what: Callable[[], bool], limit_s: float = 10.0) -> None:
+    async def wait_for(self, what: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
         async with asyncio.timeout(limit_s):
             while not what():
                 if isinstance(self.error, AssertionError):
@@ -175,14 +176,14 @@ class HandGateway:
                 self._changed.clear()
                 await self._changed.wait()
 
-    async def wait_end(self, handle: int, limit_s: float = 10.0) -> pb.Event:
+    async def wait_end(self, handle: int) -> pb.Event:
         """Wait for a request's last event."""
-        await self.wait_for(lambda: self.kinds(handle)[-1:] in (["ended"], ["refused"]), limit_s)
+        await self.wait_for(lambda: self.kinds(handle)[-1:] in (["ended"], ["refused"]))
         return self.events[handle][-1]
 
-    async def wait_broken(self, limit_s: float = 10.0) -> None:
+    async def wait_broken(self) -> None:
         """Wait until the worker has ended the stream."""
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(LIMIT_S):
             await asyncio.wait((self._reader,))
 
     async def drop(self) -> None:

@@ -121,4 +121,4 @@ async def test_health_follows_the_state_and_begins_not_serving() -> None:
             await stub.Check(health_pb2.HealthCheckRequest(service="other"))
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
         watch.cancel()
-    await asyncio.wait_for(server.stop(None), 5)
+    await asyncio.wait_for(server.stop(None), 60)

@@ -147,10 +147,10 @@ async def test_ctrl_c_cancels_a_generation(shell: Shell) -> None:
     shell.service.script, shell.service.hold = [started(), delta("Hel")], True
     process = await shell.start("generate", "Hello")
     assert process.stdout is not None
-    assert await asyncio.wait_for(process.stdout.read(3), 30) == b"Hel"
+    assert await asyncio.wait_for(process.stdout.read(3), 60) == b"Hel"
     process.send_signal(signal.SIGINT)
-    assert await asyncio.wait_for(process.wait(), 10) == 130
-    await asyncio.wait_for(shell.service.left.wait(), 5)
+    assert await asyncio.wait_for(process.wait(), 60) == 130
+    await asyncio.wait_for(shell.service.left.wait(), 60)
 
 
 async def test_chat_sends_the_whole_conversation_each_turn(shell: Shell) -> None:
@@ -171,11 +171,11 @@ async def test_ctrl_c_in_a_chat_cancels_the_answer_and_not_the_program(shell: Sh
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(b"one\n")
-    assert await asyncio.wait_for(process.stdout.read(3), 30) == b"Hel"
+    assert await asyncio.wait_for(process.stdout.read(3), 60) == b"Hel"
     process.send_signal(signal.SIGINT)
-    await asyncio.wait_for(shell.service.left.wait(), 10)
+    await asyncio.wait_for(shell.service.left.wait(), 60)
     shell.service.script, shell.service.hold = whole_answer(), False
-    out, err = await asyncio.wait_for(process.communicate(b"two\n"), 30)
+    out, err = await asyncio.wait_for(process.communicate(b"two\n"), 60)
     assert process.returncode == 0
     assert SCRIPT_TEXT in out.decode()
     assert "(cancelled)" in err.decode()

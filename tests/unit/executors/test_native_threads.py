@@ -71,7 +71,7 @@ def test_an_executor_that_is_dropped_ends_its_threads(tmp_path: Path) -> None:
 def test_one_thread_needs_no_helper(tmp_path: Path) -> None:
     before = set(threads())
     executor = table_executor(tmp_path, num_threads=1)
-    assert set(threads()) == before
+    assert set(threads()) <= before
     executor.close()
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -51,7 +51,7 @@ async def test_settlements_of_an_outage_are_kept_and_settled_afterwards(
         assert settler.pending_ending(ACCOUNT.tenant, RequestId("7")) == b"{}"
         assert settler.pending_ending(TenantId("other"), RequestId("7")) is None
         store.is_down = False
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await settler.drained()
     use = await use_of(store, ACCOUNT)
     assert (settler.num_pending, use.num_leases, use.reserved_tokens) == (0, 0, 0)
@@ -71,12 +71,22 @@ async def test_leases_of_running_requests_outlive_their_time_also_under_a_flow_o
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("gateway.settler.RENEW_EVERY_S", 0.02)
-    store = MemoryQuota(time.time, lease_s=0.1)
+    now, renewed = 1_000.0, asyncio.Event()
+
+    class Renewed(MemoryQuota):
+        async def renew(self, running: Sequence[Running]) -> Mapping[ScopeKey, Spent]:
+            spent = await super().renew(running)
+            renewed.set()
+            return spent
+
+    store = Renewed(lambda: now, lease_s=0.1)
     settler = Settler(store, lambda _: [a_running(ACCOUNT, "long")], nobody)
     await store.reserve(a_reservation(ACCOUNT, "long", 0, 10))
-    async with running(settler):
-        until = time.monotonic() + 0.4
-        while time.monotonic() < until:
-            settler.settle(a_settlement(ACCOUNT, f"short-{time.monotonic()}"))
-            await asyncio.sleep(0.005)
+    async with running(settler), asyncio.timeout(60):
+        for number in range(10):
+            renewed.clear()
+            while not renewed.is_set():
+                settler.settle(a_settlement(ACCOUNT, f"short-{number}"))
+                await asyncio.sleep(0.005)
+            now += 0.06  # Two such steps would end a lease that is not renewed.
             assert (await use_of(store, ACCOUNT)).num_leases == 1
