@@ -92,6 +92,13 @@ class Liveness:
     def saw(self, now: float) -> None:
         self._last = now
 
+    def excuse(self, stalled_s: float) -> None:
+        """Hold a time in which this process itself did not run against nobody.
+
+        What a peer said meanwhile lies unread in the socket, so its silence is not known yet.
+        """
+        self._last += stalled_s
+
     def is_dead(self, now: float) -> bool:
         return now - self._last > DEAD_AFTER_S
 
@@ -231,7 +238,9 @@ async def _beat(outbox: Outbox[Out], heartbeat: Callable[[], Out], liveness: Liv
             raise PeerSilent("the peer does not read its stream")
         if not outbox.closed:
             outbox.put_nowait(heartbeat())
+        began = time.monotonic()
         await next_tick(HEARTBEAT_S)
+        liveness.excuse(max(0.0, time.monotonic() - began - 2 * HEARTBEAT_S))
     raise PeerSilent("the peer missed its heartbeats")
 
 
