@@ -231,3 +231,10 @@ class HandGateway:
             start += count
         for event in step.events:
             self.events.setdefault(event.handle, []).append(event)
+
+
+async def connected(worker: RunningWorker, **fields: object) -> HandGateway:
+    """Return a gateway that has said hello."""
+    gateway = HandGateway(worker, **fields)
+    await gateway.connect()
+    return gateway
