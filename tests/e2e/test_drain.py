@@ -24,7 +24,7 @@ NUM_CALLERS = 16
 @pytest.fixture
 def passing(model_path: Path, tmp_path: Path) -> Iterator[Stack]:
     """A stack that this test ends."""
-    with running(Setup(), model_path, tmp_path) as stack:
+    with running(Setup(step_ms=8.0), model_path, tmp_path) as stack:
         yield stack
 
 

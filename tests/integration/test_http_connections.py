@@ -71,7 +71,8 @@ async def test_a_connection_is_kept_for_the_next_call_also_after_a_refusal(http:
 @pytest.mark.failure("B161")
 async def test_a_draining_door_finishes_its_streams_and_sends_new_calls_away() -> None:
     async with http_rig() as http:
-        http.rig.worker.script, http.rig.worker.step_s = says("to the end"), 0.02
+        http.rig.worker.script = says("to the end")
+        http.rig.worker.is_open.clear()
         stream = asyncio.create_task(http.post(stream=True))
         await http.rig.until(lambda: http.rig.worker.running)
         health = HealthControl([])
@@ -80,6 +81,7 @@ async def test_a_draining_door_finishes_its_streams_and_sends_new_calls_away() -
         refused = await http.post()
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "DRAINING")
         assert (refused.headers["retry-after"], refused.headers["connection"]) == ("1", "close")
+        http.rig.worker.is_open.set()
         assert (await stream).text.endswith("[DONE]\n\n")
         await draining
         assert http.server.num_connections == 0
