@@ -8,14 +8,6 @@ import pytest
 from tests.e2e.stack import REAL, Setup, Stack, running
 
 
-@pytest.fixture(scope="session", autouse=True)
-def patient() -> Iterator[None]:
-    """Let status calls take as long as a starved machine needs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("services.rpc.fleet_status.LIMIT_S", 20.0)
-        yield
-
-
 @pytest.fixture(scope="session")
 def calm(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Two workers of 160 pages, traced, in which nothing is ever killed."""

@@ -322,8 +322,7 @@ async def test_the_batch_window_gathers_over_the_wire() -> None:
         assert [p.highest_seq for p in worker.heard["placed"]] == [3], "placed in one go"
 
 
-async def test_gateways_and_status_hear_of_a_band_that_degrades(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.rpc.fleet_status.LIMIT_S", 20.0)
+async def test_gateways_and_status_hear_of_a_band_that_degrades() -> None:
     async with scheduler(standard_target_ms=1, degrade_after_ms=0) as running:
         await FakeWorker(running.channel).connect(granted=0)
         gateway = await FakeGateway(running.channel).connect()
