@@ -36,8 +36,9 @@ class ClassLimits:
         own = self._own(workers)
         if own is not None:
             return own
-        short = [w for w in workers if self._is_below_limit(w, SHORT)] if long_waits else workers
-        return {SHORT: short, LONG: [w for w in workers if self._is_below_limit(w, LONG)]}
+        if not long_waits:
+            return {SHORT: workers, LONG: workers}
+        return {kind: [w for w in workers if self._is_below_limit(w, kind)] for kind in (SHORT, LONG)}
 
     def for_request(
         self, request: WaitingRequest, with_room: list[WorkerCredits], workers: list[WorkerCredits]

@@ -16,6 +16,9 @@ from services.domain.ids import Epoch, GatewayId, Namespace, RequestKey, TenantI
 DECODE_TOKENS = 64
 """What a sequence that decodes (or will) costs others, in tokens of prefill: no request is free of cost."""
 
+_BY_CLASS = max(RequestClass) + 1
+"""Length of a list with a place for each class."""
+
 OUTSTANDING_GRACE_S = 5.0
 """A placement counts as not started at most this long after its submit limit."""
 
@@ -98,8 +101,8 @@ class WorkerCredits:
         self._output_tokens: dict[TenantId, int] = {}
         self.ranks_version = 0
         self.ranks_due = now
-        self._seen_tokens = dict.fromkeys(RequestClass, 0)
-        self._unseen_tokens = dict.fromkeys(RequestClass, 0)
+        self._seen_tokens = [0] * _BY_CLASS
+        self._unseen_tokens = [0] * _BY_CLASS
         self._unseen_pages = 0
         self._unseen = 0
 
@@ -110,7 +113,8 @@ class WorkerCredits:
     @property
     def free_credits(self) -> int:
         """Placements that the worker would take now."""
-        return 0 if self.draining or self.tripped else max(0, self.report.granted - self.placed)
+        free = self.report.granted - self.placed
+        return free if free > 0 and not (self.draining or self.tripped) else 0
 
     def outstanding_tokens(self, kind: RequestClass) -> int:
         """Return a class's uncached tokens placed and not started; of those it has seen, the worker's own
@@ -130,7 +134,7 @@ class WorkerCredits:
     def load_tokens(self) -> int:
         """Work in front of a new request: prefill still to do, and the company in every step."""
         sequences = self.report.running + self.report.waiting + self._unseen
-        unseen = sum(self._unseen_tokens.values())
+        unseen = sum(self._unseen_tokens)
         return self.report.waiting_tokens + unseen + DECODE_TOKENS * sequences
 
     def can_take(self, uncached_tokens: int, num_pages: int, kind: RequestClass) -> bool:
@@ -186,8 +190,7 @@ class WorkerCredits:
 
     def _count(self) -> None:
         """Derive the sums from the table. It is short: at most the worker's window."""
-        self._seen_tokens = dict.fromkeys(RequestClass, 0)
-        self._unseen_tokens = dict.fromkeys(RequestClass, 0)
+        self._seen_tokens, self._unseen_tokens = [0] * _BY_CLASS, [0] * _BY_CLASS
         self._unseen_pages = self._unseen = 0
         for placement in self.outstanding.values():
             if placement.seq <= self.report.placements_seen:

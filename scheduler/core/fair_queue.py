@@ -62,7 +62,7 @@ class _Model:
 
     def __init__(self, rules: FairRules) -> None:
         self.queues = [ShareQueue(rules) for _ in _BANDS for _ in _CLASSES]
-        self.floors = BandFloors(rules.floors, rules.quantum)
+        self.floors = BandFloors(rules.floors)
         self.num_waiting = [0] * (_BANDS[-1] + 1)
         """By band."""
         self.num_tokens = [0] * (_BANDS[-1] + 1)

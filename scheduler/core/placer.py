@@ -101,7 +101,9 @@ class Placer:
             if model in self._windows:
                 continue
             workers = self._fleet.serving(model)
-            while any(worker.free_credits for worker in workers):
+            num_free = sum(worker.free_credits for worker in workers)
+            while num_free > 0:
+                num_free -= 1
                 placed = self._place_next(model, workers, now, outputs)
                 if placed is None:
                     break

@@ -1,0 +1,1 @@
+"""Fairness between tenants, measured in virtual time; run `python -m bench.tenants`."""
