@@ -7,7 +7,7 @@ import pytest
 
 from gateway.fitting import Fitted, fit
 from gateway.models import ModelBook
-from gateway.prompts import PromptEncoder
+from gateway.prompts import PromptEncoder, Salts
 from services.domain.capacity import Capacity
 from services.domain.degradation import Degradation, Degraded, Step
 from services.domain.errors import PromptTooLong
@@ -39,7 +39,9 @@ async def served(
         states["small"] = a_state("small", steps={})
     book = ModelBook([byte_model("large"), byte_model("small")], lambda: states)
     request = a_request(model="large", prompt=prompt, max_output_tokens=50)
-    return await fit(request, a_tenant(degradation=POLICY), b"salt", book, encoder)
+    return await fit(
+        request, a_tenant(degradation=POLICY), Salts(blocks=b"salt", tenant=b"salt"), book, encoder
+    )
 
 
 MOVED = Degraded(Step.SMALLER_MODEL, "large", "small")
