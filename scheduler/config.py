@@ -73,7 +73,7 @@ class SchedulerConfig:
     long_workers: tuple[str, ...] = ()
     """Names of workers that serve all long requests and nothing else. A model of whose workers
     none is named (or all are) shares them between short and long ones."""
-    breaker_failures: int = 5
+    breaker_failures: int = 8
     """Failures among a worker's last 20 outcomes, half of them at least, at which it gets nothing for a time;
     0 turns this off for errors, deaths and stalls. 0 to 20."""
     breaker_stall_s: float = 10.0

@@ -25,7 +25,7 @@ class BreakerRules:
     for 10 s if the request that tries it fails, at most for 2 minutes.
     """
 
-    min_failures: int = 5
+    min_failures: int = 8
     """Fewer failures never open it; 0 turns every breaker off, the one over deaths and stalls too."""
     max_share: float = 0.5
     """It opens when this share of the outcomes failed."""
@@ -64,7 +64,7 @@ class Reason(StrEnum):
 class _Outcome:
     at: float
     failed_prompt: bytes | None
-    """None: a good end."""
+    """None: no fault of the worker."""
 
 
 class Breaker:
@@ -98,11 +98,15 @@ class Breaker:
 
     def ended_well(self, key: RequestKey, now: float) -> None:
         """A request had a good end. While not closed only that of the probe counts."""
-        if self.state is State.CLOSED:
-            self._outcomes.append(_Outcome(now, None))
-        elif self.state is State.HALF_OPEN and key == self.probe:
+        self.ended(now)
+        if self.state is State.HALF_OPEN and key == self.probe:
             self.state, self.probe, self._closed_at = State.CLOSED, None, now
             self._outcomes.clear()
+
+    def ended(self, now: float) -> None:
+        """A request ended by no fault of the worker: cancelled, out of time, at an end of its own."""
+        if self.state is State.CLOSED:
+            self._outcomes.append(_Outcome(now, None))
 
     def failed(self, key: RequestKey, prompt: bytes, now: float) -> None:
         """A request ended by a fault of the worker. One prompt that fails again and again counts once."""

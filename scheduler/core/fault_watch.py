@@ -74,6 +74,8 @@ class FaultWatch:
                     self.quarantine.served(digest)
             elif code == Code.INTERNAL.value:
                 breaker.failed(key, digest, now)
+            else:
+                breaker.ended(now)
         breaker.stuck(report.stuck_s, now)
         self._show(worker)
 

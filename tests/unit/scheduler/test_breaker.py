@@ -7,7 +7,7 @@ import pytest
 from scheduler.core.breaker import Breaker, BreakerRules, Reason, State
 from tests.unit.scheduler.builders import key
 
-RULES = BreakerRules()
+RULES = BreakerRules(min_failures=5)
 
 
 def with_failures(num: int, rules: BreakerRules = RULES) -> Breaker:
@@ -42,6 +42,16 @@ def test_failures_among_mostly_good_ends_do_not_open_it() -> None:
         if i % 3 == 0:
             breaker.failed(key(f"f{i}"), str(i).encode(), 0.0)
     assert breaker.state is State.CLOSED
+
+
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_ends_that_are_nobodys_fault_say_that_the_worker_works(is_counted: bool) -> None:
+    breaker = Breaker(RULES)
+    for i in range(10):
+        for _ in range(2 if is_counted else 0):
+            breaker.ended(0.0)
+        breaker.failed(key(f"f{i}"), bytes([i]), 0.0)
+    assert (breaker.state is State.CLOSED) is is_counted
 
 
 def test_one_prompt_that_fails_again_and_again_counts_once() -> None:

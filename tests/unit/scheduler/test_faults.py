@@ -21,7 +21,7 @@ class Fleet:
     """A core with workers that have credit without end."""
 
     def __init__(self, num: int, *, breaker: BreakerRules | None = None, quarantine_s: float = 900.0) -> None:
-        rules = Rules(breaker=breaker or BreakerRules(), quarantine_s=quarantine_s)
+        rules = Rules(breaker=breaker or BreakerRules(min_failures=5), quarantine_s=quarantine_s)
         self.core = SchedulerCore(rules, FifoPolicy(), 0.0)
         self.now = 0.0
         self.epochs = dict.fromkeys(range(num), 0)
