@@ -20,6 +20,9 @@ from services.domain.ids import Epoch, RequestId, RequestKey, WorkerId
 MAX_WORKERS = 1024
 """Names of workers that are remembered after they left."""
 
+MAX_LEFT_FOR = 1024
+"""Prompts of a boot that lives on although it failed them; more are not blamed when it dies."""
+
 
 class FaultWatch:
     """Breakers and quarantine of one term."""
@@ -46,7 +49,9 @@ class FaultWatch:
         key, digest = acquire.key, acquire.prompt_digest
         for worker, epoch in request.avoid:
             if not self._fleet.workers[worker].draining:
-                self._left_for.setdefault((worker, epoch), set()).add(digest)
+                left_for = self._left_for.setdefault((worker, epoch), set())
+                if len(left_for) < MAX_LEFT_FOR:
+                    left_for.add(digest)
                 self._of(worker).failed(RequestKey(key.request_id, key.attempt - 1), digest, now)
                 self._show(worker)
         return None if self.quarantine.is_empty else self._refusal(digest, now)
