@@ -109,12 +109,20 @@ def queue_full(
     else:
         return None
     # Half of the queue gone is a good time to come back.
-    retry_after_s = min(MAX_RETRY_S, max(1.0, (expected_wait_s() or 0.0) / 2))
+    wait_s = expected_wait_s()
+    retry_after_s = min(MAX_RETRY_S, max(1.0, (wait_s or 0.0) / 2))
+    numbers = {"waiting": str(waiting), "waiting_tokens": str(tokens), "limit": str(limit)}
     return QueueFull(
         f"{now} {what} {whose} for {acquire.model} in this band and those before it, the limit is {limit}",
         ErrorDetail(
             quota=f"queue/{acquire.model}/{what}",
             retry_after_s=retry_after_s,
-            metadata={"waiting": str(waiting), "waiting_tokens": str(tokens), "limit": str(limit)},
+            metadata=numbers | place_in_queue(waiting + 1, wait_s),
         ),
     )
+
+
+def place_in_queue(position: int | None, wait_s: float | None) -> dict[str, str]:
+    """Return what a refusal tells of where a request stood, or would have stood, as far as that is known."""
+    known = {"position": position, "expected_wait_ms": None if wait_s is None else round(wait_s * 1000)}
+    return {name: str(number) for name, number in known.items() if number is not None}

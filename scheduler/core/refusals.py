@@ -5,7 +5,7 @@ Knows what waits and which workers there are, and when to look again; removes no
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from scheduler.core.admission import never_fits, queue_full
+from scheduler.core.admission import never_fits, place_in_queue, queue_full
 from scheduler.core.degrade import Ladder
 from scheduler.core.fleet import Fleet
 from scheduler.core.placer import Placer
@@ -13,7 +13,7 @@ from scheduler.core.request import Acquire, WaitingRequest
 from scheduler.core.rules import Rules
 from scheduler.core.waiting_room import WaitingRoom
 from services.domain.degradation import Step
-from services.domain.errors import ErrorDetail, NoWorker, Overloaded, ServeError, UnknownModel
+from services.domain.errors import ErrorDetail, LimitExpired, NoWorker, Overloaded, ServeError, UnknownModel
 from services.domain.ids import RequestKey, TenantId
 
 MOST_THROTTLED = 1
@@ -93,6 +93,17 @@ class Refusals:
                 yield waiting, NoWorker("every worker of the model has failed this request")
             else:
                 self._impatient[key] = now + self._rules.worker_grace_s
+
+    def expired(self, request: WaitingRequest, now: float) -> LimitExpired:
+        """Return the refusal of a request whose time ran out while it waited."""
+        position, waited_s = request.shown_position, now - request.admitted
+        wait_s = None
+        if position is not None:
+            wait_s = self._placer.expected_wait_s(request.acquire.model, position, now)
+        return LimitExpired(
+            f"a time limit ran out after {waited_s:.3f} s in the queue",
+            ErrorDetail(metadata=place_in_queue(position, wait_s)),
+        )
 
     def next_wake(self) -> float | None:
         """Return when `due` has something to do."""

@@ -21,7 +21,7 @@ from scheduler.core.request import Acquire, Match, WaitingRequest, earliest_limi
 from scheduler.core.rules import Rules
 from scheduler.core.waiting_room import WaitingRoom
 from services.domain.degradation import Step
-from services.domain.errors import LimitExpired, ServeError, StaleAttempt
+from services.domain.errors import ServeError, StaleAttempt
 from services.domain.generation import Band
 from services.domain.ids import GatewayId, RequestKey, WorkerId
 
@@ -145,7 +145,7 @@ class SchedulerCore:
     def place(self, now: float) -> list[Output]:
         """Drop what expired, place what can be placed, tell the others where they stand."""
         for request in self.room.expired(now):
-            self._reject(request, _expired(now - request.admitted), now)
+            self._reject(request, self.refusals.expired(request, now), now)
         if lost := self.fleet.forget(now):
             self._outputs.append(ModelsChanged(self.fleet.models()))
         for request, error in self.refusals.due(lost, now):
@@ -290,10 +290,6 @@ class SchedulerCore:
     def _leaves(self, worker: WorkerId, now: float) -> None:
         self.fleet.leave(worker, now)
         self._outputs.append(ModelsChanged(self.fleet.models()))
-
-
-def _expired(waited_s: float) -> LimitExpired:
-    return LimitExpired(f"a time limit ran out after {waited_s:.3f} s in the queue")
 
 
 def _superseded(key: RequestKey) -> StaleAttempt:

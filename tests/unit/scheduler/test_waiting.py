@@ -247,3 +247,20 @@ def test_an_older_boot_of_the_same_name_is_refused() -> None:
     boots.accept("worker-0", Epoch(6))
     with pytest.raises(StaleAttempt):
         boots.accept("worker-0", Epoch(5))
+
+
+def test_refusals_tell_the_place_and_the_expected_wait() -> None:
+    scheduler = with_worker(max_waiting=3)
+    for i in range(40):
+        now = i * 0.05
+        scheduler.report(WORKER, report(granted=i + 1, seen=i), now)
+        scheduler.acquire(GATEWAY, acquire(f"placed{i}"), now)
+        assert only(Placed, scheduler.place(now))
+    for name in "abc":
+        scheduler.acquire(GATEWAY, acquire(name, limits=Limits(queue_s=1.0)), 2.0)
+    scheduler.place(2.0)
+    (full,) = only(Rejected, scheduler.acquire(GATEWAY, acquire("d"), 2.0))
+    expired = only(Rejected, scheduler.place(3.0))
+    assert [one.error.detail.metadata["position"] for one in (full, *expired)] == ["4", "1", "2", "3"]
+    for one in (full, *expired):
+        assert int(one.error.detail.metadata["expected_wait_ms"]) > 0
