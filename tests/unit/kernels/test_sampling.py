@@ -53,7 +53,9 @@ def assert_equal(ours: StepResult, theirs: StepResult) -> None:
             assert mine.logprobs == pytest.approx(other.logprobs, rel=2e-6, abs=2e-6)
 
 
-@pytest.mark.parametrize("scale", [0.3, 3.0, 10.0])
+@pytest.mark.parametrize(
+    "scale", [3.0, *(pytest.param(scale, marks=pytest.mark.slow) for scale in (0.3, 10.0))]
+)
 def test_rows_of_every_kind_draw_what_the_reference_draws(scale: float) -> None:
     rng = np.random.default_rng(int(scale * 10))
     table = logits(10, seed=5, scale=scale)
