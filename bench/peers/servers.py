@@ -16,7 +16,7 @@ import psutil
 from bench.peers.hugging_face import hugging_face_folder
 from services.domain.kv_layout import KvFormat
 
-START_LIMIT_S = 300.0
+START_LIMIT_S = 600.0
 CORES = len(psutil.Process().cpu_affinity() or [1])
 """Ours takes all that there are; so does each peer."""
 QUIRE_OFFSET = 4000
