@@ -151,7 +151,8 @@ def build_server(
 def build_admin_server(config: GatewayConfig, parts: Parts, tls: DoorsTls) -> tuple[grpc.aio.Server, int]:
     """Return the admin door, bound and not started, and its port."""
     server = create_server(interceptors=[ErrorInterceptor(), *peers_only(tls.inside, OPERATOR)])
-    service = AdminService(parts.auth, parts.admin.tenants, parts.admin.keys, parts.admin.log)
+    admin = parts.admin
+    service = AdminService(parts.auth, admin.tenants, admin.keys, admin.log, parts.queries.usage)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     add_health_and_reflection(server, [ADMIN_SERVICE_NAME]).set_serving()
     address = f"{config.admin_host}:{config.admin_port}"
@@ -163,7 +164,7 @@ def build_http(config: GatewayConfig, parts: Parts, tls: DoorsTls) -> tuple[Http
     app = build_app(
         parts.generate,
         parts.auth,
-        parts.queries.served_models,
+        parts.queries,
         new_request_id=new_request_id,
         serialized=parts.metrics.serialized,
         max_body_bytes=SETTINGS.max_message_bytes,

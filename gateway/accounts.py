@@ -54,7 +54,7 @@ def receipt_of(run: Run) -> Receipt:
         ttft_s=run.ttft_s or 0.0,
         tpot_s=_tpot_s(live) or 0.0,
         preemptions=report.preemptions,
-        page_seconds=report.page_seconds,
+        page_seconds=page_ms_of(run) / 1000,
         worker=placement.worker,
         attempts=live.attempts.number,
         miss_reason=miss_reason,
@@ -63,6 +63,7 @@ def receipt_of(run: Run) -> Receipt:
         client_label=run.request.client_label,
         exact=True,
         degraded=() if live.plan is None else live.plan.degraded,
+        cost_nanos=cost_of(run, live.usage),
     )
 
 
@@ -75,6 +76,19 @@ def billed(run: Run, usage: Usage) -> Usage:
     """Return the usage a quota is charged: nothing for what never began or failed by our own fault."""
     ours = run.error is not None and run.error.code is Code.INTERNAL
     return usage if run.live.has_begun and not ours else Usage()
+
+
+def page_ms_of(run: Run) -> int:
+    """Return the page-milliseconds as the worker's last word has them; 0 where it came after the end here."""
+    return 0 if run.live.report is None else round(run.live.report.page_seconds * 1000)
+
+
+def cost_of(run: Run, used: Usage) -> int | None:
+    """Return what the tenant is charged for `used`, in billionths of its unit; None without prices."""
+    prices = run.live.tenant.prices
+    if prices is None:
+        return None
+    return prices.cost(used, page_ms_of(run)) if used.prompt_tokens else 0
 
 
 def _miss_of(run: Run, placement: Placement) -> tuple[MissReason, int]:
@@ -113,6 +127,7 @@ def outcome_of(run: Run, usage: Usage) -> Outcome:
         model=run.model,
         reason=reason,
         usage=usage,
+        cost_nanos=cost_of(run, billed(run, usage)),
         duration_s=time.monotonic() - live.arrived,
         ttft_s=run.ttft_s,
         tpot_s=_tpot_s(live),

@@ -15,6 +15,7 @@ from gateway.grpc_credentials import key_of
 from gateway.keyring import Keyring
 from gateway.stores.tenants import TenantLog
 from gateway.tenancy import Record, TenantAdmin
+from gateway.usage import UsageReports
 from protos.admin.v1 import admin_pb2 as pb
 from protos.admin.v1 import admin_pb2_grpc
 from services.domain.document_values import a_whole
@@ -22,6 +23,7 @@ from services.domain.errors import InvalidField
 from services.domain.ids import TenantId
 from services.domain.tenant_document import limits_to_document, tenant_to_document
 from services.rpc.tenant_messages import document_of, limits_to_pb, tenant_to_pb
+from services.rpc.usage import report_to_pb, splits_from_pb
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 MAX_PAGE = 1000
@@ -38,11 +40,19 @@ _SCOPES_BACK: dict[int, str] = {value: scope for scope, value in _SCOPES.items()
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
     """Adapter of `AdminService`."""
 
-    def __init__(self, auth: Authenticator, tenants: TenantAdmin, keys: Keyring, log: TenantLog) -> None:
+    def __init__(
+        self,
+        auth: Authenticator,
+        tenants: TenantAdmin,
+        keys: Keyring,
+        log: TenantLog,
+        usage: UsageReports,
+    ) -> None:
         self._auth = auth
         self._tenants = tenants
         self._keys = keys
         self._log = log
+        self._usage = usage
 
     async def CreateTenant(
         self, request: pb.CreateTenantRequest, context: grpc.aio.ServicerContext
@@ -171,6 +181,15 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             changes=[_entry_to_pb(one) for one in entries if request.tenant in ("", one.change.tenant)],
             next_page_token=str(entries[-1].version) if len(entries) == size else "",
         )
+
+    async def GetUsage(
+        self, request: pb.GetUsageRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetUsageResponse:
+        self._who(context)
+        report = await self._usage.of_all_below(
+            TenantId(request.tenant), period=request.period, by=splits_from_pb(request.by)
+        )
+        return pb.GetUsageResponse(report=report_to_pb(report))
 
     def _who(self, context: grpc.aio.ServicerContext) -> str:
         """Return the admin's name for the record.

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from gateway.accounts import Run, billed, ending_of, outcome_of, receipt_of
+from gateway.accounts import Run, billed, cost_of, ending_of, outcome_of, page_ms_of, receipt_of
 from gateway.charge import Charge
 from gateway.core.auth import Authenticator
 from gateway.core.deadlines import Deadlines
@@ -197,7 +197,7 @@ class Generate:
         )
         reservation = Reservation(
             id=run.live.id,
-            account=account_now(),
+            account=dataclasses.replace(account_now(), model=run.model),
             num_choices=fitted.options.num_choices,
             prompt_tokens=len(fitted.prompt.ids),
             output_tokens=fitted.options.num_choices * fitted.stop.max_output_tokens,
@@ -236,6 +236,9 @@ class Generate:
                     account=reservation.account,
                     prompt_tokens=used.prompt_tokens,
                     output_tokens=used.output_tokens,
+                    cached_tokens=used.cached_tokens,
+                    page_ms=page_ms_of(run) if used.prompt_tokens else 0,
+                    cost_nanos=cost_of(run, used) or 0,
                     ending=encode_ending(ending_of(run, usage)),
                     idempotency_key=reservation.idempotency_key,
                 )

@@ -3,6 +3,7 @@
 Knows tokenizers and templates by their interface and capacity by name. Does not know where workers are.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +84,16 @@ class ModelBook:
     def served(self) -> list[ModelState]:
         """Return the models that can be called now, by name."""
         return [state for name, state in sorted(self._states().items()) if name in self._local]
+
+    def served_for(self, tenant: Tenant) -> list[ModelState]:
+        """Return what a tenant can call now, by the names that it may use; an alias is a name too."""
+        served = {state.name: state for state in self.served()}
+        names = {name: tenant.aliases.get(name, name) for name in (*served, *tenant.aliases)}
+        return [
+            dataclasses.replace(served[model], name=name)
+            for name, model in sorted(names.items())
+            if model in served and (tenant.models is None or model in tenant.models)
+        ]
 
     def find(self, name: str) -> ServedModel:
         """Return a model.

@@ -25,6 +25,8 @@ class Outcome:
     reason: str
     """How it ended: ok, cancelled, or an error's reason."""
     usage: Usage
+    cost_nanos: int | None
+    """Of what was billed; None without prices."""
     duration_s: float
     ttft_s: float | None
     tpot_s: float | None
@@ -131,6 +133,7 @@ class GatewayMetrics:
             prompt_tokens=outcome.usage.prompt_tokens,
             cached_tokens=outcome.usage.cached_tokens,
             output_tokens=outcome.usage.output_tokens,
+            cost_nanos=outcome.cost_nanos,
             peak_pages=outcome.peak_pages,
             preemptions=outcome.preemptions,
             attempts=outcome.attempts,

@@ -21,6 +21,7 @@ from gateway.stores.quota import (
 from services.domain.errors import DependencyDown
 from services.domain.ids import RequestId, TenantId
 from services.domain.limits import Account
+from services.domain.usage import UsageRecord
 
 
 @dataclass(slots=True)
@@ -81,6 +82,9 @@ class OutagePolicy:
 
     async def ending(self, organisation: TenantId, tenant: TenantId, request_id: RequestId) -> bytes | None:
         return await self._store.ending(organisation, tenant, request_id)
+
+    async def usage(self, organisation: TenantId, tenant: TenantId, days: Sequence[int]) -> list[UsageRecord]:
+        return await self._store.usage(organisation, tenant, days)
 
     async def use(self, account: Account) -> list[ScopeUse]:
         return await self._store.use(account)

@@ -12,6 +12,7 @@ from gateway.places import Phase
 from gateway.prompts import PromptEncoder
 from gateway.settler import Settler
 from gateway.stores.quota import QuotaStore
+from gateway.usage import UsageReports
 from services.domain.errors import UnknownRequest
 from services.domain.ids import RequestId
 from services.rpc.gateway_values import ModelState
@@ -46,20 +47,27 @@ class Queries:
     table: LiveTable
     settler: Settler
     quota: QuotaStore
+    usage: UsageReports
 
-    def served_models(self) -> list[ModelState]:
-        """Return the models that can be called now, by name."""
-        return self.models.served()
+    def served_models(self, caller: Caller) -> list[ModelState]:
+        """Return the models that the caller can call now, by the names it may use."""
+        return self.models.served_for(self.auth.tenant_of(caller))
 
     async def tokenize(
-        self, model: str, text: str | None, chat: tuple[ChatTurn, ...] | None, *, return_bytes: bool = False
+        self,
+        caller: Caller,
+        model: str,
+        text: str | None,
+        chat: tuple[ChatTurn, ...] | None,
+        *,
+        return_bytes: bool = False,
     ) -> Tokens:
         """Return the ids that a generation with this input would begin with.
 
         Raises:
-            ServeError: Unknown model, or an input that a generation would refuse too.
+            ServeError: A model that the tenant may not call, or an input that a generation would refuse too.
         """
-        served = self.models.find(model)
+        served = self.models.find_for(self.auth.tenant_of(caller), model)
         ids = await self.encoder.tokenize(served.profile, served.local, text, chat)
         pieces = [served.local.tokenizer.token_bytes(one) for one in ids] if return_bytes else []
         return Tokens(ids, pieces, served.state.capacity.max_context_tokens)

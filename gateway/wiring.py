@@ -29,6 +29,7 @@ from gateway.stores.quota import QuotaStore
 from gateway.stores.tenants import TenantLog
 from gateway.tenancy import TenantAdmin
 from gateway.tenant_feed import TenantFeed
+from gateway.usage import UsageReports
 from services.chassis.build import BUILD
 from services.chassis.metrics import Metrics
 from services.chassis.tls import Tls
@@ -77,7 +78,7 @@ class Parts:
         return (
             not self.generate.is_draining
             and self.scheduler.is_connected
-            and bool(self.queries.served_models())
+            and bool(self.queries.models.served())
         )
 
     def observe_levels(self) -> None:
@@ -129,7 +130,15 @@ def build_parts(
         metrics=gateway_metrics,
         settings=settings,
     )
-    queries = Queries(auth=auth, models=book, encoder=encoder, table=table, settler=settler, quota=quota)
+    queries = Queries(
+        auth=auth,
+        models=book,
+        encoder=encoder,
+        table=table,
+        settler=settler,
+        quota=quota,
+        usage=UsageReports(tenants, quota, time.time),
+    )
     host.spawn(scheduler.run(), name="scheduler-link")
     host.spawn(settler.run(), name="settler")
     host.spawn(feed.run(), name="tenants")

@@ -103,6 +103,8 @@ class Receipt:
     exact: bool
     degraded: tuple[Degraded, ...] = ()
     """As in `Started`."""
+    cost_nanos: int | None = None
+    """Billionths of the unit that the tenant's prices are in; None without prices."""
 
 
 Event = Queued | StillWaiting | Started | Echo | Delta | Finished | Receipt

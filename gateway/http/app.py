@@ -1,4 +1,4 @@
-"""The OpenAI-compatible door: /v1/models, /v1/completions, /v1/chat/completions.
+"""The OpenAI-compatible door: /v1/models, /v1/completions, /v1/chat/completions; and /v1/usage.
 
 Knows HTTP only: what a body means and how an answer looks. Who calls was found out by `edge` before any
 route is looked at; the work is the same use case that the gRPC door calls.
@@ -21,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from gateway.core.auth import Authenticator
+from gateway.core.keys import KeyScope
 from gateway.core.request import Caller, GenerationRequest
 from gateway.http.answers import Answer, Events
 from gateway.http.edge import CALLER, Edge
@@ -29,12 +30,16 @@ from gateway.http.owner import ClientGone, Patience, while_connected
 from gateway.http.parse import Call, parse_chat, parse_completion
 from gateway.http.render import ChatRenderer, CompletionRenderer, Renderer
 from gateway.http.server import ABORT
+from gateway.http.usage import usage_body
+from gateway.usage import UsageReports
 from services.domain.errors import InvalidField, ServeError, UnknownModel
 from services.domain.ids import RequestId
+from services.domain.usage import splits_of
 from services.rpc.gateway_values import ModelState
 
 IGNORED_HEADER = "x-quire-ignored-fields"
 REQUEST_HEADER = "x-request-id"
+USAGE_PATH = "/v1/usage"
 MAX_HEADER_CHARS = 1024
 BODY_LIMIT_S = 60.0
 """Seconds in which a body must have come."""
@@ -42,6 +47,14 @@ PARSE_HERE_BYTES = 64 * 1024
 """A larger body is parsed in a thread, so that it holds up nobody else."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
+
+
+class Queries(Protocol):
+    """What the door may ask of the gateway besides generations."""
+
+    @property
+    def usage(self) -> UsageReports: ...
+    def served_models(self, caller: Caller) -> list[ModelState]: ...
 
 
 class UseCase(Protocol):
@@ -62,7 +75,7 @@ class UseCase(Protocol):
 def build_app(
     generate: UseCase,
     authenticator: Authenticator,
-    served_models: Callable[[], Sequence[ModelState]],
+    queries: Queries,
     *,
     new_request_id: Callable[[], RequestId],
     serialized: Callable[[float], None],
@@ -73,19 +86,20 @@ def build_app(
     Args:
         generate: The use case.
         authenticator: Says who calls.
-        served_models: Lists what can be called now.
+        queries: Says what a caller can call now, and what it used.
         serialized: Told the seconds that each answer took to build.
         max_body_bytes: A larger body is refused with 413 before it is parsed.
     """
-    door = _Door(generate, served_models, new_request_id, serialized, max_body_bytes)
+    door = _Door(generate, queries, new_request_id, serialized, max_body_bytes)
     app = Starlette(
         routes=[
             Route("/v1/models", door.list_models, methods=["GET"]),
             Route("/v1/models/{model:path}", door.get_model, methods=["GET"]),
+            Route(USAGE_PATH, door.usage, methods=["GET"]),
             Route("/v1/completions", door.completions, methods=["POST"]),
             Route("/v1/chat/completions", door.chat, methods=["POST"]),
         ],
-        middleware=[Middleware(Edge, authenticator=authenticator)],
+        middleware=[Middleware(Edge, authenticator=authenticator, scopes={USAGE_PATH: KeyScope.USAGE})],
         exception_handlers={HTTPException: _on_route_error},
     )
     app.router.redirect_slashes = False
@@ -96,27 +110,34 @@ class _Door:
     def __init__(
         self,
         generate: UseCase,
-        served_models: Callable[[], Sequence[ModelState]],
+        queries: Queries,
         new_request_id: Callable[[], RequestId],
         serialized: Callable[[float], None],
         max_body_bytes: int,
     ) -> None:
         self._generate = generate
-        self._served_models = served_models
+        self._queries = queries
         self._new_request_id = new_request_id
         self._serialized = serialized
         self._max_body_bytes = max_body_bytes
 
     async def list_models(self, request: Request) -> Response:
-        cards = [_card(model) for model in self._served_models()]
+        cards = [_card(model) for model in self._queries.served_models(request.scope[CALLER])]
         return _json(orjson.dumps({"object": "list", "data": cards}))
 
     async def get_model(self, request: Request) -> Response:
         name = request.path_params["model"]
-        for model in self._served_models():
+        for model in self._queries.served_models(request.scope[CALLER]):
             if model.name == name:
                 return _json(orjson.dumps(_card(model)))
         raise UnknownModel("the model is not served here; see /v1/models")
+
+    async def usage(self, request: Request) -> Response:
+        by = splits_of(name for name in request.query_params.get("by", "").split(",") if name)
+        period = request.query_params.get("period", "")
+        tenant = request.scope[CALLER].tenant
+        report = await self._queries.usage.of_one(tenant, period=period, by=by)
+        return _json(orjson.dumps(usage_body(tenant, report)))
 
     async def completions(self, request: Request) -> Response:
         call = await self._call(request, parse_completion)

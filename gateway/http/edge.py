@@ -1,12 +1,16 @@
 """Around every route: nobody gets past without a caller's name, and every failure becomes an answer.
 
-Knows no route, so one that is added later is guarded like the others, and so are those that do not exist.
+Knows no route, only which paths another scope of key opens: one that is added later is guarded like the
+others, and so are those that do not exist.
 """
+
+from collections.abc import Mapping
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.core.auth import Authenticator
+from gateway.core.keys import KeyScope
 from gateway.http.credentials import is_local, key_of
 from gateway.http.errors import internal_error, response_of
 from gateway.http.owner import ClientGone
@@ -18,11 +22,16 @@ CALLER = "quire.caller"
 
 
 class Edge:
-    """The outermost part of the application."""
+    """The outermost part of the application.
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+    Args:
+        scopes: Path -> what a key must be for, where that is not to generate.
+    """
+
+    def __init__(self, app: ASGIApp, authenticator: Authenticator, scopes: Mapping[str, KeyScope]) -> None:
         self._app = app
         self._authenticator = authenticator
+        self._scopes = scopes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -41,6 +50,7 @@ class Edge:
                 key_of(headers),
                 from_loopback=is_local(peer, headers),
                 certificate=scope.get(CERTIFICATE, ()),
+                scope=self._scopes.get(scope["path"], KeyScope.GENERATE),
             )
             await self._app(scope, receive, watched_send)
         except ClientGone:

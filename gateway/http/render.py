@@ -28,19 +28,24 @@ class Total:
     cached_tokens: int = 0
     output_tokens: int = 0
     degraded: list[Degraded] = field(default_factory=list)
+    cost_nanos: int | None = None
 
     def add(self, receipt: Receipt) -> None:
         self.prompt_tokens += receipt.usage.prompt_tokens
         self.cached_tokens += receipt.usage.cached_tokens
         self.output_tokens += receipt.usage.output_tokens
         self.degraded += receipt.degraded
+        if receipt.cost_nanos is not None:
+            self.cost_nanos = (self.cost_nanos or 0) + receipt.cost_nanos
 
     def render(self) -> dict[str, Any]:
+        cost = {} if self.cost_nanos is None else {"cost_nanos": self.cost_nanos}
         usage: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.output_tokens,
             "total_tokens": self.prompt_tokens + self.output_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            **cost,
         }
         if self.degraded:
             usage["degraded"] = [

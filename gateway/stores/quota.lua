@@ -1,12 +1,13 @@
 -- Quotas below one organisation: one call checks or changes all scopes of a request, or none.
 -- All keys carry the organisation's hash tag, all time is the server's, every operation is idempotent by id.
--- The lines of quota_counters.lua stand before these.
+-- The lines of quota_counters.lua and quota_usage.lua stand before these.
 --
 -- KEYS 1 leases       zset  id -> end of the lease (ms)
 --      2 reservations hash  id -> packed record while open, 'e' its lease ran out, 's' settled (tombstone)
 --      3 ended        zset  id -> when it stopped being open (ms), to forget it later
 --      4 counters     hash  scope -> packed counter
---      5.. reserve: the idempotency key; settle: idempotency key and ending key of each item
+--      5.. reserve: the idempotency key, the tenant's usage; settle: idempotency key, ending key and usage of each
+--      item; usage: the tenant's
 -- ARGV 1 operation; the rest is told where it is read
 --
 -- record: { n, prompt, output, used, scope, day, month, scope, day, month, ... }
@@ -137,7 +138,7 @@ end
 
 local operations = {}
 
--- id, n, prompt, output, lease ms, has key (0/1), scopes (see each_name), then limits_of each
+-- id, n, prompt, output, lease ms, has key (0/1), field of the usage, scopes (see each_name), then limits_of each
 function operations.reserve()
   local id, n, prompt, output = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
   local has_key = ARGV[7] == '1'
@@ -150,14 +151,14 @@ function operations.reserve()
     return { 'duplicate', owner }
   end
   local names = {}
-  each_name(ARGV[8], function(name)
+  each_name(ARGV[9], function(name)
     names[#names + 1] = name
   end)
   load_all(names)
-  record = new_record(n, prompt, output, ARGV[8])
+  record = new_record(n, prompt, output, ARGV[9])
   local amounts, refusal = amounts_of(prompt, output), nil
   for scope, name in ipairs(names) do
-    check(loaded[name], limits_of(ARGV[8 + scope]), n, amounts, function(which, limit, used, wait_ms)
+    check(loaded[name], limits_of(ARGV[9 + scope]), n, amounts, function(which, limit, used, wait_ms)
       -- What has to be waited for longest is told, so that one wait is enough.
       if not refusal or (refusal[6] ~= NEVER and (wait_ms == NEVER or wait_ms > refusal[6])) then
         refusal = { 'refused', scope - 1, which - 1, limit, used, wait_ms }
@@ -165,6 +166,7 @@ function operations.reserve()
     end)
   end
   if refusal then
+    note_refused(KEYS[6], ARGV[8], refusal[3] + 1)
     return refusal
   end
   take(record)
@@ -175,12 +177,14 @@ function operations.reserve()
   return { 'ok' }
 end
 
--- Items of id, prompt, output (both as used), has key (0/1), ending, scopes
+-- Items of id, prompt, output (both as used), has key (0/1), ending, scopes, field of the usage, cached tokens,
+-- page-milliseconds, cost in units and its rest in billionths
 function operations.settle()
   local num_settled = 0
-  for item = 0, (#ARGV - 1) / 6 - 1 do
-    local id, prompt, output, has_key, ending, scopes = unpack(ARGV, 2 + item * 6, 7 + item * 6)
-    local key, ending_key = KEYS[5 + item * 2], KEYS[6 + item * 2]
+  for item = 0, (#ARGV - 1) / 11 - 1 do
+    local id, prompt, output, has_key, ending, scopes = unpack(ARGV, 2 + item * 11, 7 + item * 11)
+    local split, cached, page_ms, units, nanos = unpack(ARGV, 8 + item * 11, 12 + item * 11)
+    local key, ending_key, usage = unpack(KEYS, 5 + item * 3, 7 + item * 3)
     local amounts = amounts_of(tonumber(prompt), tonumber(output))
     local record, state = find(id)
     if state ~= 's' then
@@ -195,6 +199,9 @@ function operations.settle()
       end
       close(id, 's')
       num_settled = num_settled + 1
+      if amounts[2] > 0 then
+        note_used(usage, split, { 1, prompt - cached, cached, output, page_ms, units, nanos })
+      end
       if ending ~= '' then
         redis.call('SET', ending_key, ending, 'PX', REMEMBER_MS)
       end
@@ -239,6 +246,11 @@ function operations.renew()
     end)
   end
   return { 'ok', spent }
+end
+
+-- days since 1970
+function operations.usage()
+  return usage_on(KEYS[5], { unpack(ARGV, 2) })
 end
 
 -- scopes, then limits_of each

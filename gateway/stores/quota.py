@@ -10,6 +10,7 @@ from typing import Protocol
 
 from services.domain.ids import RequestId, TenantId
 from services.domain.limits import Account
+from services.domain.usage import UsageRecord
 
 LEASE_S = 30.0
 """Seconds that a lease lives without renewal: so long a dead gateway's reservations stay taken."""
@@ -44,6 +45,12 @@ class Settlement:
     """As it was reserved."""
     prompt_tokens: int
     output_tokens: int
+    cached_tokens: int = 0
+    """Of the prompt's."""
+    page_ms: int = 0
+    """KV pages held, integrated over milliseconds."""
+    cost_nanos: int = 0
+    """Billionths of the unit that the tenant's prices are in."""
     ending: bytes
     """What became of it, for whoever asks within 10 minutes."""
     idempotency_key: str = ""
@@ -133,6 +140,13 @@ class QuotaStore(Protocol):
 
     async def ending(self, organisation: TenantId, tenant: TenantId, request_id: RequestId) -> bytes | None:
         """Return what became of a tenant's own request, None when it is not known."""
+        ...
+
+    async def usage(self, organisation: TenantId, tenant: TenantId, days: Sequence[int]) -> list[UsageRecord]:
+        """Return what a tenant used on these days (since 1970-01-01), by UTC day, key and model.
+
+        A request counts once, on the day of the store's clock on which it was settled; a refusal on its own.
+        """
         ...
 
     async def use(self, account: Account) -> list[ScopeUse]:

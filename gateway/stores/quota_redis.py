@@ -10,18 +10,30 @@ from importlib import resources
 from itertools import groupby
 from typing import Any, TypeVar
 
-from gateway.stores.quota import LEASE_S, Reservation, Running, ScopeKey, ScopeUse, Settlement, Spent
+from gateway.stores.quota import (
+    LEASE_S,
+    Reservation,
+    Running,
+    ScopeKey,
+    ScopeUse,
+    Settlement,
+    Spent,
+)
 from gateway.stores.quota_refusals import LIMITS, duplicate, refused
 from services.chassis.redis import RedisStore, Script
 from services.chassis.redis_pipe import Value
 from services.domain.errors import StaleAttempt
 from services.domain.ids import RequestId, TenantId
 from services.domain.limits import Account, Budget, Limits, Rate
+from services.domain.tenant import NANO
+from services.domain.usage import UsageCounts, UsageRecord
 
 _Item = TypeVar("_Item")
 
 BACKGROUND_LIMIT_S = 1.0
 """Limit of a call that nobody waits for."""
+SCRIPT = ("quota_counters.lua", "quota_usage.lua", "quota.lua")
+"""The parts of the script, in order."""
 MAX_ITEMS = 128
 """Most requests in one call, so that no call keeps Redis from others for long."""
 
@@ -42,12 +54,13 @@ class RedisQuota:
         self._background = background or redis
         self._lease_ms = round(lease_s * 1000)
         folder = resources.files(__package__)
-        parts = [folder.joinpath(name).read_text("utf-8") for name in ("quota_counters.lua", "quota.lua")]
+        parts = [folder.joinpath(name).read_text("utf-8") for name in SCRIPT]
         self._script = Script("\n".join(parts))
 
     async def reserve(self, reservation: Reservation) -> None:
         account, key = reservation.account, reservation.idempotency_key
-        keys = [*_keys(account.organisation), _key_of(account, key)]
+        usage = _usage_of(account.organisation, account.tenant)
+        keys = [*_keys(account.organisation), _key_of(account, key), usage]
         args = [
             "reserve",
             reservation.id,
@@ -56,6 +69,7 @@ class RedisQuota:
             reservation.output_tokens,
             self._lease_ms,
             1 if key else 0,
+            _split_of(account),
             *_limits_of(account),
         ]
         outcome, *rest = await self._redis.run_script(self._script, keys, args)
@@ -85,9 +99,14 @@ class RedisQuota:
         args: list[Value] = []
         for one in settlements:
             account = one.account
-            keys += (_key_of(account, one.idempotency_key), _ending_of(organisation, account.tenant, one.id))
+            keys += (
+                _key_of(account, one.idempotency_key),
+                _ending_of(organisation, account.tenant, one.id),
+                _usage_of(organisation, account.tenant),
+            )
             has_key = 1 if one.idempotency_key else 0
             args += (one.id, one.prompt_tokens, one.output_tokens, has_key, one.ending, _names_of(account))
+            args += (_split_of(account), one.cached_tokens, one.page_ms, *divmod(one.cost_nanos, NANO))
         await self._run(organisation, ["settle", *args], keys)
 
     async def renew(self, running: Sequence[Running]) -> Mapping[ScopeKey, Spent]:
@@ -104,6 +123,13 @@ class RedisQuota:
     async def ending(self, organisation: TenantId, tenant: TenantId, request_id: RequestId) -> bytes | None:
         key = _ending_of(organisation, tenant, request_id)
         found: bytes | None = await self._background.execute("GET", key)
+        return found
+
+    async def usage(self, organisation: TenantId, tenant: TenantId, days: Sequence[int]) -> list[UsageRecord]:
+        found = []
+        for batch in _batches(days):
+            rows = await self._run(organisation, ["usage", *batch], [_usage_of(organisation, tenant)])
+            found += [_record_of(tenant, *row) for row in rows]
         return found
 
     async def use(self, account: Account) -> list[ScopeUse]:
@@ -187,6 +213,38 @@ def _budget_of(budget: Budget | None) -> float:
 def _keys(organisation: TenantId) -> list[str]:
     prefix = f"quire:quota:{{{organisation}}}"
     return [f"{prefix}:leases", f"{prefix}:reservations", f"{prefix}:ended", f"{prefix}:counters"]
+
+
+def _usage_of(organisation: TenantId, tenant: TenantId) -> str:
+    """Return what the names of a tenant's days of usage begin with."""
+    return f"quire:quota:{{{organisation}}}:{tenant}:usage"
+
+
+def _split_of(account: Account) -> str:
+    """Return the field of a day's usage that a request counts in."""
+    return f"{account.key_id}\0{account.model}"
+
+
+def _record_of(tenant: TenantId, day: int, split: bytes, counts: Sequence[int]) -> UsageRecord:
+    key_id, _, model = split.decode().partition("\0")
+    requests, uncached, cached, output, page_ms, units, nanos, *refusals = counts
+    return UsageRecord(
+        tenant=tenant,
+        day=day,
+        key_id=key_id,
+        model=model,
+        counts=UsageCounts(
+            requests=requests,
+            uncached_tokens=uncached,
+            cached_tokens=cached,
+            output_tokens=output,
+            page_ms=page_ms,
+            cost_nanos=units * NANO + nanos,
+            refusals={
+                limit.name: count for limit, count in zip(LIMITS.values(), refusals, strict=True) if count
+            },
+        ),
+    )
 
 
 def _key_of(account: Account, idempotency_key: str) -> str:

@@ -161,4 +161,5 @@ def _receipt(receipt: gateway_pb2.Receipt) -> Receipt:
         client_label=receipt.client_label,
         exact=receipt.exact,
         degraded=_degraded(receipt.degraded),
+        cost_nanos=receipt.cost_nanos if receipt.HasField("cost_nanos") else None,
     )

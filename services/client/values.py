@@ -140,6 +140,8 @@ class Receipt:
     """The answer is bit for bit what one worker alone would have given."""
     degraded: tuple[Degraded, ...] = ()
     """As in `Started`."""
+    cost_nanos: int | None = None
+    """Billionths of the unit that the tenant's prices are in; None without prices."""
 
 
 Event = Queued | StillWaiting | Started | Echo | Delta | Finished | Receipt

@@ -16,6 +16,7 @@ from services.commands.tenant_connection import Command, add_command, admin_clie
 from services.commands.tenant_file import read_tenants, to_yaml, with_fields
 from services.commands.tenant_keys import add_key_commands
 from services.commands.tenant_text import change_lines, change_table, tenant_table
+from services.commands.tenant_usage import add_usage_command
 from services.domain.errors import InvalidField
 from services.domain.tenant_document import tenant_from_document, tenant_to_document
 from services.rpc.tenant_admin import TenantAdminClient
@@ -28,6 +29,7 @@ _EXAMPLES = """examples:
   quire tenant show acme-search
   quire tenant keys create acme-search --label ci
   quire tenant keys rotate KEY_ID --overlap-s 86400
+  quire tenant usage acme --period month --by tenant --by model --csv
   quire tenant export > tenants.yaml
   quire tenant apply -f tenants.yaml --dry-run
 """
@@ -75,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     _dry_run(apply)
     audit = add_command(commands, "audit", _audit, "list who changed what, newest first")
     audit.add_argument("id", nargs="?")
+    add_usage_command(commands)
     about = "make, list, rotate and revoke keys"
     keys = commands.add_parser("keys", help=about, description=about)
     add_key_commands(keys.add_subparsers(required=True, metavar="COMMAND"))

@@ -104,3 +104,7 @@ class Account:
     """The tenant's own first, then its parents', its key's, its class' and its model's."""
     allowance: Allowance | None = None
     """What may go on while the quota store does not answer; None: new requests are refused."""
+    key_id: str = ""
+    """As the tenant's usage is split; empty without a key."""
+    model: str = ""
+    """The model that serves it, by its own name; as the tenant's usage is split."""

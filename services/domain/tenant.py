@@ -6,6 +6,7 @@ parent means to its children `tenant_book`'s; who counts is not known here.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from services.domain.degradation import Degradation
 from services.domain.generation import Band, Usage
@@ -31,17 +32,27 @@ class Prices:
     page_hour: float = 0.0
     """Of one KV page held for an hour."""
 
-    def cost(self, usage: Usage, page_seconds: float = 0.0) -> int:
-        """Return what `usage` costs, in billionths of the unit.
+    def cost(self, usage: Usage, page_ms: int = 0) -> int:
+        """Return what `usage` costs, in billionths of the unit: exact, and rounded once (half to even).
 
-        Worked number: 1,000 uncached prompt tokens at 0.5 a million are 0.0005, so 500,000.
+        A price is the decimal that it is written as. Worked number: 1,000 uncached prompt tokens at 0.5 a
+        million are 0.0005, so 500,000.
+
+        Args:
+            page_ms: Pages held, integrated over milliseconds.
         """
         per_million = (
-            self.uncached_per_million * (usage.prompt_tokens - usage.cached_tokens)
-            + self.cached_per_million * usage.cached_tokens
-            + self.output_per_million * usage.output_tokens
+            _written(self.uncached_per_million) * (usage.prompt_tokens - usage.cached_tokens)
+            + _written(self.cached_per_million) * usage.cached_tokens
+            + _written(self.output_per_million) * usage.output_tokens
         )
-        return round(per_million * (NANO / 1e6) + self.page_hour * page_seconds * (NANO / 3600))
+        pages = _written(self.page_hour) * page_ms / 3_600_000
+        return round((per_million / 1_000_000 + pages) * NANO)
+
+
+def _written(price: float) -> Fraction:
+    """Return what a price was written as: 1/10 for 0.1, not the binary fraction next to it."""
+    return Fraction(repr(price))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

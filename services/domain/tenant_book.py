@@ -119,6 +119,7 @@ class TenantBook:
             organisation=line[-1].id,
             scopes=tuple(scopes),
             allowance=line[0].outage_allowance,
+            key_id=key_id,
         )
 
     def kv_caps(self) -> dict[TenantId, int]:

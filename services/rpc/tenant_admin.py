@@ -13,7 +13,9 @@ import grpc
 from protos.admin.v1 import admin_pb2 as pb
 from protos.admin.v1 import admin_pb2_grpc
 from services.chassis.errors import from_rpc_error
+from services.domain.usage import Split, UsageReport
 from services.rpc.tenant_messages import document_of, limits_to_pb, tenant_to_pb
+from services.rpc.usage import report_from_pb, splits_to_pb
 
 LIMIT_S = 20.0
 PAGE = 500
@@ -170,6 +172,11 @@ class TenantAdminClient:
             ),
             lambda answer: [_change(one) for one in answer.changes],
         )
+
+    async def usage(self, tenant: str, *, period: str, by: Sequence[Split]) -> UsageReport:
+        """Return what a tenant and all below it used."""
+        request = pb.GetUsageRequest(tenant=tenant, period=period, by=splits_to_pb(by))
+        return report_from_pb((await self._call(self._stub.GetUsage, request)).report)
 
     async def _call(self, method: Any, request: Any) -> Any:
         try:

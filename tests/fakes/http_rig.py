@@ -59,7 +59,7 @@ async def http_rig(**options: Any) -> AsyncIterator[HttpRig]:
         app = build_app(
             rig.parts.generate,
             rig.parts.auth,
-            rig.parts.queries.served_models,
+            rig.parts.queries,
             new_request_id=new_request_id,
             serialized=rig.parts.metrics.serialized,
             max_body_bytes=MAX_BODY_BYTES,

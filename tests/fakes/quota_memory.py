@@ -19,6 +19,7 @@ from gateway.stores.quota_refusals import duplicate, refused
 from services.domain.errors import DependencyDown, QuotaExceeded, StaleAttempt
 from services.domain.ids import RequestId, TenantId
 from services.domain.limits import Account, Scope
+from services.domain.usage import UsageCounts, UsageRecord
 from tests.fakes.quota_counters import (
     NOTHING,
     Amounts,
@@ -51,6 +52,7 @@ class _Organisation:
     """Whether it was settled, and when."""
     keys: dict[tuple[TenantId, str], tuple[RequestId, float]] = field(default_factory=dict)
     endings: dict[tuple[TenantId, RequestId], bytes] = field(default_factory=dict)
+    usage: dict[tuple[TenantId, int, str, str], UsageCounts] = field(default_factory=dict)
 
 
 class MemoryQuota:
@@ -80,7 +82,10 @@ class MemoryQuota:
             raise duplicate(owner)
         refusals = [one for scope in account.scopes for one in self._refusals(below, reservation, scope)]
         if refusals:
-            raise max(refusals, key=_wait_of)
+            told = max(refusals, key=_wait_of)
+            limit = (told.detail.quota or "").rpartition("/")[2]
+            self._note(below, account, UsageCounts(refusals={limit: 1}))
+            raise told
         self._open(below, reservation)
         if reservation.idempotency_key:
             below.keys[key] = (reservation.id, now + REMEMBER_S)
@@ -99,6 +104,16 @@ class MemoryQuota:
                     self._charge(below.counters[name], began, used, NOTHING)
                     self._spend(below.counters[name], began, one.num_tokens)
             below.ended[one.id] = (True, now)
+            if one.num_tokens:
+                counts = UsageCounts(
+                    requests=1,
+                    uncached_tokens=one.prompt_tokens - one.cached_tokens,
+                    cached_tokens=one.cached_tokens,
+                    output_tokens=one.output_tokens,
+                    page_ms=one.page_ms,
+                    cost_nanos=one.cost_nanos,
+                )
+                self._note(below, one.account, counts)
             if one.ending:
                 below.endings[one.account.tenant, one.id] = one.ending
             key = (one.account.tenant, one.idempotency_key)
@@ -126,6 +141,18 @@ class MemoryQuota:
 
     async def ending(self, organisation: TenantId, tenant: TenantId, request_id: RequestId) -> bytes | None:
         return self._below(organisation).endings.get((tenant, request_id))
+
+    async def usage(self, organisation: TenantId, tenant: TenantId, days: Sequence[int]) -> list[UsageRecord]:
+        return [
+            UsageRecord(tenant=tenant, day=day, key_id=key_id, model=model, counts=counts)
+            for (name, day, key_id, model), counts in self._below(organisation).usage.items()
+            if name == tenant and day in days
+        ]
+
+    def _note(self, below: _Organisation, account: Account, counts: UsageCounts) -> None:
+        day = math.floor(self._clock() / 86_400)
+        where = (account.tenant, day, account.key_id, account.model)
+        below.usage[where] = below.usage.get(where, UsageCounts()) + counts
 
     async def use(self, account: Account) -> list[ScopeUse]:
         below = self._below(account.organisation)

@@ -416,3 +416,19 @@ class ListChangesResponse(_message.Message):
     changes: _containers.RepeatedCompositeFieldContainer[Change]
     next_page_token: str
     def __init__(self, changes: _Optional[_Iterable[_Union[Change, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
+
+class GetUsageRequest(_message.Message):
+    __slots__ = ("tenant", "period", "by")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    period: str
+    by: _containers.RepeatedScalarFieldContainer[_types_pb2.UsageSplit]
+    def __init__(self, tenant: _Optional[str] = ..., period: _Optional[str] = ..., by: _Optional[_Iterable[_Union[_types_pb2.UsageSplit, str]]] = ...) -> None: ...
+
+class GetUsageResponse(_message.Message):
+    __slots__ = ("report",)
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    report: _types_pb2.UsageReport
+    def __init__(self, report: _Optional[_Union[_types_pb2.UsageReport, _Mapping]] = ...) -> None: ...

@@ -89,6 +89,11 @@ class AdminServiceStub:
                 request_serializer=protos_dot_admin_dot_v1_dot_admin__pb2.ListChangesRequest.SerializeToString,
                 response_deserializer=protos_dot_admin_dot_v1_dot_admin__pb2.ListChangesResponse.FromString,
                 _registered_method=True)
+        self.GetUsage = channel.unary_unary(
+                '/protos.admin.v1.AdminService/GetUsage',
+                request_serializer=protos_dot_admin_dot_v1_dot_admin__pb2.GetUsageRequest.SerializeToString,
+                response_deserializer=protos_dot_admin_dot_v1_dot_admin__pb2.GetUsageResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -171,6 +176,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetUsage(self, request, context):
+        """Say what a tenant and all below it used.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -228,6 +240,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListChanges,
                     request_deserializer=protos_dot_admin_dot_v1_dot_admin__pb2.ListChangesRequest.FromString,
                     response_serializer=protos_dot_admin_dot_v1_dot_admin__pb2.ListChangesResponse.SerializeToString,
+            ),
+            'GetUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUsage,
+                    request_deserializer=protos_dot_admin_dot_v1_dot_admin__pb2.GetUsageRequest.FromString,
+                    response_serializer=protos_dot_admin_dot_v1_dot_admin__pb2.GetUsageResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -527,6 +544,33 @@ class AdminService:
             '/protos.admin.v1.AdminService/ListChanges',
             protos_dot_admin_dot_v1_dot_admin__pb2.ListChangesRequest.SerializeToString,
             protos_dot_admin_dot_v1_dot_admin__pb2.ListChangesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protos.admin.v1.AdminService/GetUsage',
+            protos_dot_admin_dot_v1_dot_admin__pb2.GetUsageRequest.SerializeToString,
+            protos_dot_admin_dot_v1_dot_admin__pb2.GetUsageResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -245,7 +245,7 @@ class CacheReport(_message.Message):
     def __init__(self, miss_reason: _Optional[_Union[_types_pb2.MissReason, str]] = ..., first_miss_token: _Optional[int] = ...) -> None: ...
 
 class Receipt(_message.Message):
-    __slots__ = ("request_id", "usage", "queue_ms", "prefill_ms", "decode_ms", "ttft_ms", "tpot_ms", "preemptions", "page_seconds", "worker", "attempts", "cache", "computed_tokens", "client_label", "exact", "degraded")
+    __slots__ = ("request_id", "usage", "queue_ms", "prefill_ms", "decode_ms", "ttft_ms", "tpot_ms", "preemptions", "page_seconds", "worker", "attempts", "cache", "computed_tokens", "client_label", "exact", "degraded", "cost_nanos")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
@@ -262,6 +262,7 @@ class Receipt(_message.Message):
     CLIENT_LABEL_FIELD_NUMBER: _ClassVar[int]
     EXACT_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
+    COST_NANOS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     usage: _types_pb2.Usage
     queue_ms: float
@@ -278,7 +279,8 @@ class Receipt(_message.Message):
     client_label: str
     exact: bool
     degraded: _containers.RepeatedCompositeFieldContainer[Degraded]
-    def __init__(self, request_id: _Optional[str] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., tpot_ms: _Optional[float] = ..., preemptions: _Optional[int] = ..., page_seconds: _Optional[float] = ..., worker: _Optional[str] = ..., attempts: _Optional[int] = ..., cache: _Optional[_Union[CacheReport, _Mapping]] = ..., computed_tokens: _Optional[int] = ..., client_label: _Optional[str] = ..., exact: _Optional[bool] = ..., degraded: _Optional[_Iterable[_Union[Degraded, _Mapping]]] = ...) -> None: ...
+    cost_nanos: int
+    def __init__(self, request_id: _Optional[str] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., queue_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., decode_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., tpot_ms: _Optional[float] = ..., preemptions: _Optional[int] = ..., page_seconds: _Optional[float] = ..., worker: _Optional[str] = ..., attempts: _Optional[int] = ..., cache: _Optional[_Union[CacheReport, _Mapping]] = ..., computed_tokens: _Optional[int] = ..., client_label: _Optional[str] = ..., exact: _Optional[bool] = ..., degraded: _Optional[_Iterable[_Union[Degraded, _Mapping]]] = ..., cost_nanos: _Optional[int] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("model", "text", "chat", "return_bytes")
@@ -341,6 +343,20 @@ class GetRequestResponse(_message.Message):
     receipt: Receipt
     failure: _types_pb2.Failure
     def __init__(self, queued: _Optional[_Union[Queued, _Mapping]] = ..., running: _Optional[_Union[Running, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., failure: _Optional[_Union[_types_pb2.Failure, _Mapping]] = ...) -> None: ...
+
+class GetUsageRequest(_message.Message):
+    __slots__ = ("period", "by")
+    PERIOD_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    period: str
+    by: _containers.RepeatedScalarFieldContainer[_types_pb2.UsageSplit]
+    def __init__(self, period: _Optional[str] = ..., by: _Optional[_Iterable[_Union[_types_pb2.UsageSplit, str]]] = ...) -> None: ...
+
+class GetUsageResponse(_message.Message):
+    __slots__ = ("report",)
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    report: _types_pb2.UsageReport
+    def __init__(self, report: _Optional[_Union[_types_pb2.UsageReport, _Mapping]] = ...) -> None: ...
 
 class Running(_message.Message):
     __slots__ = ("worker", "attempt", "output_tokens")

@@ -54,6 +54,11 @@ class GenerateServiceStub:
                 request_serializer=protos_dot_gateway_dot_v1_dot_gateway__pb2.GetRequestRequest.SerializeToString,
                 response_deserializer=protos_dot_gateway_dot_v1_dot_gateway__pb2.GetRequestResponse.FromString,
                 _registered_method=True)
+        self.GetUsage = channel.unary_unary(
+                '/protos.gateway.v1.GenerateService/GetUsage',
+                request_serializer=protos_dot_gateway_dot_v1_dot_gateway__pb2.GetUsageRequest.SerializeToString,
+                response_deserializer=protos_dot_gateway_dot_v1_dot_gateway__pb2.GetUsageResponse.FromString,
+                _registered_method=True)
 
 
 class GenerateServiceServicer:
@@ -87,6 +92,13 @@ class GenerateServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetUsage(self, request, context):
+        """Say what the caller's own tenant used. The key needs the scope `usage`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerateServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -109,6 +121,11 @@ def add_GenerateServiceServicer_to_server(servicer, server):
                     servicer.GetRequest,
                     request_deserializer=protos_dot_gateway_dot_v1_dot_gateway__pb2.GetRequestRequest.FromString,
                     response_serializer=protos_dot_gateway_dot_v1_dot_gateway__pb2.GetRequestResponse.SerializeToString,
+            ),
+            'GetUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUsage,
+                    request_deserializer=protos_dot_gateway_dot_v1_dot_gateway__pb2.GetUsageRequest.FromString,
+                    response_serializer=protos_dot_gateway_dot_v1_dot_gateway__pb2.GetUsageResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -219,6 +236,33 @@ class GenerateService:
             '/protos.gateway.v1.GenerateService/GetRequest',
             protos_dot_gateway_dot_v1_dot_gateway__pb2.GetRequestRequest.SerializeToString,
             protos_dot_gateway_dot_v1_dot_gateway__pb2.GetRequestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protos.gateway.v1.GenerateService/GetUsage',
+            protos_dot_gateway_dot_v1_dot_gateway__pb2.GetUsageRequest.SerializeToString,
+            protos_dot_gateway_dot_v1_dot_gateway__pb2.GetUsageResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bprotos/types/v1/types.proto\x12\x0fprotos.types.v1\"1\n\nRequestKey\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x80\x01\n\x06Limits\x12\x15\n\x08queue_ms\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1b\n\x0e\x66irst_token_ms\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x15\n\x08total_ms\x18\x03 \x01(\rH\x02\x88\x01\x01\x42\x0b\n\t_queue_msB\x11\n\x0f_first_token_msB\x0b\n\t_total_ms\"\xc7\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12<\n\nlogit_bias\x18\x08 \x03(\x0b\x32(.protos.types.v1.Sampling.LogitBiasEntry\x12\x0c\n\x04seed\x18\t \x01(\x06\x12\x19\n\x0cnum_logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0f\n\r_num_logprobs\"L\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\"\xc3\x02\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x12\n\x05\x66ield\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x1a\n\rretry_after_s\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05quota\x18\x06 \x01(\tH\x02\x88\x01\x01\x12*\n\x05usage\x18\x07 \x01(\x0b\x32\x16.protos.types.v1.UsageH\x03\x88\x01\x01\x12\x38\n\x08metadata\x18\x08 \x03(\x0b\x32&.protos.types.v1.Failure.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06_fieldB\x10\n\x0e_retry_after_sB\x08\n\x06_quotaB\x08\n\x06_usage\"L\n\x04Peer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12\r\n\x05\x62uild\x18\x04 \x01(\t\"\x0b\n\tHeartbeat*U\n\x04\x42\x61nd\x12\x14\n\x10\x42\x41ND_UNSPECIFIED\x10\x00\x12\x14\n\x10\x42\x41ND_INTERACTIVE\x10\x01\x12\x11\n\rBAND_STANDARD\x10\x02\x12\x0e\n\nBAND_BATCH\x10\x03*\xf7\x01\n\x0f\x44\x65gradationStep\x12 \n\x1c\x44\x45GRADATION_STEP_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x44\x45GRADATION_STEP_BATCH_WAIT\x10\x01\x12\x1f\n\x1b\x44\x45GRADATION_STEP_CAP_OUTPUT\x10\x02\x12 \n\x1c\x44\x45GRADATION_STEP_CUT_CONTEXT\x10\x03\x12\"\n\x1e\x44\x45GRADATION_STEP_SMALLER_MODEL\x10\x04\x12\x1d\n\x19\x44\x45GRADATION_STEP_THROTTLE\x10\x05\x12\x1b\n\x17\x44\x45GRADATION_STEP_REFUSE\x10\x06*^\n\x0cRequestClass\x12\x1d\n\x19REQUEST_CLASS_UNSPECIFIED\x10\x00\x12\x17\n\x13REQUEST_CLASS_SHORT\x10\x01\x12\x16\n\x12REQUEST_CLASS_LONG\x10\x02*\x98\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x12\x18\n\x14\x46INISH_REASON_BUDGET\x10\x04*\xea\x02\n\nMissReason\x12\x1b\n\x17MISS_REASON_UNSPECIFIED\x10\x00\x12\x14\n\x10MISS_REASON_NONE\x10\x01\x12\x1a\n\x16MISS_REASON_NEVER_SEEN\x10\x02\x12!\n\x1dMISS_REASON_EVICTED_FOR_SPACE\x10\x03\x12!\n\x1dMISS_REASON_EVICTED_BY_POLICY\x10\x04\x12\x1b\n\x17MISS_REASON_WORKER_GONE\x10\x05\x12!\n\x1dMISS_REASON_ON_ANOTHER_WORKER\x10\x06\x12\x18\n\x14MISS_REASON_OWN_SALT\x10\x07\x12\x17\n\x13MISS_REASON_OPT_OUT\x10\x08\x12 \n\x1cMISS_REASON_FIRST_DIFFERENCE\x10\t\x12\x17\n\x13MISS_REASON_UNKNOWN\x10\n\x12\x19\n\x15MISS_REASON_IN_FLIGHT\x10\x0b\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bprotos/types/v1/types.proto\x12\x0fprotos.types.v1\"1\n\nRequestKey\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x80\x01\n\x06Limits\x12\x15\n\x08queue_ms\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1b\n\x0e\x66irst_token_ms\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x15\n\x08total_ms\x18\x03 \x01(\rH\x02\x88\x01\x01\x42\x0b\n\t_queue_msB\x11\n\x0f_first_token_msB\x0b\n\t_total_ms\"\xc7\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12<\n\nlogit_bias\x18\x08 \x03(\x0b\x32(.protos.types.v1.Sampling.LogitBiasEntry\x12\x0c\n\x04seed\x18\t \x01(\x06\x12\x19\n\x0cnum_logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0f\n\r_num_logprobs\"L\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\"\xbc\x02\n\x08UsageRow\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0b\n\x03\x64\x61y\x18\x02 \x01(\t\x12\r\n\x05month\x18\x03 \x01(\t\x12\x0b\n\x03key\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x10\n\x08requests\x18\x06 \x01(\x03\x12\x17\n\x0funcached_tokens\x18\x07 \x01(\x03\x12\x15\n\rcached_tokens\x18\x08 \x01(\x03\x12\x15\n\routput_tokens\x18\t \x01(\x03\x12\x0f\n\x07page_ms\x18\n \x01(\x03\x12\x12\n\ncost_nanos\x18\x0b \x01(\x03\x12\x39\n\x08refusals\x18\x0c \x03(\x0b\x32\'.protos.types.v1.UsageRow.RefusalsEntry\x1a/\n\rRefusalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"m\n\x0bUsageReport\x12\x11\n\tfirst_day\x18\x01 \x01(\t\x12\x10\n\x08last_day\x18\x02 \x01(\t\x12\x10\n\x08\x63urrency\x18\x03 \x01(\t\x12\'\n\x04rows\x18\x04 \x03(\x0b\x32\x19.protos.types.v1.UsageRow\"\xc3\x02\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x12\n\x05\x66ield\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x1a\n\rretry_after_s\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05quota\x18\x06 \x01(\tH\x02\x88\x01\x01\x12*\n\x05usage\x18\x07 \x01(\x0b\x32\x16.protos.types.v1.UsageH\x03\x88\x01\x01\x12\x38\n\x08metadata\x18\x08 \x03(\x0b\x32&.protos.types.v1.Failure.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06_fieldB\x10\n\x0e_retry_after_sB\x08\n\x06_quotaB\x08\n\x06_usage\"L\n\x04Peer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x18\n\x10protocol_version\x18\x03 \x01(\r\x12\r\n\x05\x62uild\x18\x04 \x01(\t\"\x0b\n\tHeartbeat*U\n\x04\x42\x61nd\x12\x14\n\x10\x42\x41ND_UNSPECIFIED\x10\x00\x12\x14\n\x10\x42\x41ND_INTERACTIVE\x10\x01\x12\x11\n\rBAND_STANDARD\x10\x02\x12\x0e\n\nBAND_BATCH\x10\x03*\xf7\x01\n\x0f\x44\x65gradationStep\x12 \n\x1c\x44\x45GRADATION_STEP_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x44\x45GRADATION_STEP_BATCH_WAIT\x10\x01\x12\x1f\n\x1b\x44\x45GRADATION_STEP_CAP_OUTPUT\x10\x02\x12 \n\x1c\x44\x45GRADATION_STEP_CUT_CONTEXT\x10\x03\x12\"\n\x1e\x44\x45GRADATION_STEP_SMALLER_MODEL\x10\x04\x12\x1d\n\x19\x44\x45GRADATION_STEP_THROTTLE\x10\x05\x12\x1b\n\x17\x44\x45GRADATION_STEP_REFUSE\x10\x06*^\n\x0cRequestClass\x12\x1d\n\x19REQUEST_CLASS_UNSPECIFIED\x10\x00\x12\x17\n\x13REQUEST_CLASS_SHORT\x10\x01\x12\x16\n\x12REQUEST_CLASS_LONG\x10\x02*\x98\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x12\x18\n\x14\x46INISH_REASON_BUDGET\x10\x04*\xea\x02\n\nMissReason\x12\x1b\n\x17MISS_REASON_UNSPECIFIED\x10\x00\x12\x14\n\x10MISS_REASON_NONE\x10\x01\x12\x1a\n\x16MISS_REASON_NEVER_SEEN\x10\x02\x12!\n\x1dMISS_REASON_EVICTED_FOR_SPACE\x10\x03\x12!\n\x1dMISS_REASON_EVICTED_BY_POLICY\x10\x04\x12\x1b\n\x17MISS_REASON_WORKER_GONE\x10\x05\x12!\n\x1dMISS_REASON_ON_ANOTHER_WORKER\x10\x06\x12\x18\n\x14MISS_REASON_OWN_SALT\x10\x07\x12\x17\n\x13MISS_REASON_OPT_OUT\x10\x08\x12 \n\x1cMISS_REASON_FIRST_DIFFERENCE\x10\t\x12\x17\n\x13MISS_REASON_UNKNOWN\x10\n\x12\x19\n\x15MISS_REASON_IN_FLIGHT\x10\x0b*\x99\x01\n\nUsageSplit\x12\x1b\n\x17USAGE_SPLIT_UNSPECIFIED\x10\x00\x12\x16\n\x12USAGE_SPLIT_TENANT\x10\x01\x12\x13\n\x0fUSAGE_SPLIT_DAY\x10\x02\x12\x15\n\x11USAGE_SPLIT_MONTH\x10\x03\x12\x13\n\x0fUSAGE_SPLIT_KEY\x10\x04\x12\x15\n\x11USAGE_SPLIT_MODEL\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,18 +33,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_USAGEROW_REFUSALSENTRY']._loaded_options = None
+  _globals['_USAGEROW_REFUSALSENTRY']._serialized_options = b'8\001'
   _globals['_FAILURE_METADATAENTRY']._loaded_options = None
   _globals['_FAILURE_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_BAND']._serialized_start=1055
-  _globals['_BAND']._serialized_end=1140
-  _globals['_DEGRADATIONSTEP']._serialized_start=1143
-  _globals['_DEGRADATIONSTEP']._serialized_end=1390
-  _globals['_REQUESTCLASS']._serialized_start=1392
-  _globals['_REQUESTCLASS']._serialized_end=1486
-  _globals['_FINISHREASON']._serialized_start=1489
-  _globals['_FINISHREASON']._serialized_end=1641
-  _globals['_MISSREASON']._serialized_start=1644
-  _globals['_MISSREASON']._serialized_end=2006
+  _globals['_BAND']._serialized_start=1485
+  _globals['_BAND']._serialized_end=1570
+  _globals['_DEGRADATIONSTEP']._serialized_start=1573
+  _globals['_DEGRADATIONSTEP']._serialized_end=1820
+  _globals['_REQUESTCLASS']._serialized_start=1822
+  _globals['_REQUESTCLASS']._serialized_end=1916
+  _globals['_FINISHREASON']._serialized_start=1919
+  _globals['_FINISHREASON']._serialized_end=2071
+  _globals['_MISSREASON']._serialized_start=2074
+  _globals['_MISSREASON']._serialized_end=2436
+  _globals['_USAGESPLIT']._serialized_start=2439
+  _globals['_USAGESPLIT']._serialized_end=2592
   _globals['_REQUESTKEY']._serialized_start=48
   _globals['_REQUESTKEY']._serialized_end=97
   _globals['_LIMITS']._serialized_start=100
@@ -55,12 +59,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=541
   _globals['_USAGE']._serialized_start=560
   _globals['_USAGE']._serialized_end=636
-  _globals['_FAILURE']._serialized_start=639
-  _globals['_FAILURE']._serialized_end=962
-  _globals['_FAILURE_METADATAENTRY']._serialized_start=867
-  _globals['_FAILURE_METADATAENTRY']._serialized_end=914
-  _globals['_PEER']._serialized_start=964
-  _globals['_PEER']._serialized_end=1040
-  _globals['_HEARTBEAT']._serialized_start=1042
-  _globals['_HEARTBEAT']._serialized_end=1053
+  _globals['_USAGEROW']._serialized_start=639
+  _globals['_USAGEROW']._serialized_end=955
+  _globals['_USAGEROW_REFUSALSENTRY']._serialized_start=908
+  _globals['_USAGEROW_REFUSALSENTRY']._serialized_end=955
+  _globals['_USAGEREPORT']._serialized_start=957
+  _globals['_USAGEREPORT']._serialized_end=1066
+  _globals['_FAILURE']._serialized_start=1069
+  _globals['_FAILURE']._serialized_end=1392
+  _globals['_FAILURE_METADATAENTRY']._serialized_start=1297
+  _globals['_FAILURE_METADATAENTRY']._serialized_end=1344
+  _globals['_PEER']._serialized_start=1394
+  _globals['_PEER']._serialized_end=1470
+  _globals['_HEARTBEAT']._serialized_start=1472
+  _globals['_HEARTBEAT']._serialized_end=1483
 # @@protoc_insertion_point(module_scope)

@@ -2,7 +2,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -52,6 +52,15 @@ class MissReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MISS_REASON_FIRST_DIFFERENCE: _ClassVar[MissReason]
     MISS_REASON_UNKNOWN: _ClassVar[MissReason]
     MISS_REASON_IN_FLIGHT: _ClassVar[MissReason]
+
+class UsageSplit(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    USAGE_SPLIT_UNSPECIFIED: _ClassVar[UsageSplit]
+    USAGE_SPLIT_TENANT: _ClassVar[UsageSplit]
+    USAGE_SPLIT_DAY: _ClassVar[UsageSplit]
+    USAGE_SPLIT_MONTH: _ClassVar[UsageSplit]
+    USAGE_SPLIT_KEY: _ClassVar[UsageSplit]
+    USAGE_SPLIT_MODEL: _ClassVar[UsageSplit]
 BAND_UNSPECIFIED: Band
 BAND_INTERACTIVE: Band
 BAND_STANDARD: Band
@@ -83,6 +92,12 @@ MISS_REASON_OPT_OUT: MissReason
 MISS_REASON_FIRST_DIFFERENCE: MissReason
 MISS_REASON_UNKNOWN: MissReason
 MISS_REASON_IN_FLIGHT: MissReason
+USAGE_SPLIT_UNSPECIFIED: UsageSplit
+USAGE_SPLIT_TENANT: UsageSplit
+USAGE_SPLIT_DAY: UsageSplit
+USAGE_SPLIT_MONTH: UsageSplit
+USAGE_SPLIT_KEY: UsageSplit
+USAGE_SPLIT_MODEL: UsageSplit
 
 class RequestKey(_message.Message):
     __slots__ = ("request_id", "attempt")
@@ -142,6 +157,53 @@ class Usage(_message.Message):
     cached_tokens: int
     output_tokens: int
     def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ...) -> None: ...
+
+class UsageRow(_message.Message):
+    __slots__ = ("tenant", "day", "month", "key", "model", "requests", "uncached_tokens", "cached_tokens", "output_tokens", "page_ms", "cost_nanos", "refusals")
+    class RefusalsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    DAY_FIELD_NUMBER: _ClassVar[int]
+    MONTH_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    UNCACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_MS_FIELD_NUMBER: _ClassVar[int]
+    COST_NANOS_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    day: str
+    month: str
+    key: str
+    model: str
+    requests: int
+    uncached_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    page_ms: int
+    cost_nanos: int
+    refusals: _containers.ScalarMap[str, int]
+    def __init__(self, tenant: _Optional[str] = ..., day: _Optional[str] = ..., month: _Optional[str] = ..., key: _Optional[str] = ..., model: _Optional[str] = ..., requests: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., page_ms: _Optional[int] = ..., cost_nanos: _Optional[int] = ..., refusals: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class UsageReport(_message.Message):
+    __slots__ = ("first_day", "last_day", "currency", "rows")
+    FIRST_DAY_FIELD_NUMBER: _ClassVar[int]
+    LAST_DAY_FIELD_NUMBER: _ClassVar[int]
+    CURRENCY_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    first_day: str
+    last_day: str
+    currency: str
+    rows: _containers.RepeatedCompositeFieldContainer[UsageRow]
+    def __init__(self, first_day: _Optional[str] = ..., last_day: _Optional[str] = ..., currency: _Optional[str] = ..., rows: _Optional[_Iterable[_Union[UsageRow, _Mapping]]] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("code", "reason", "message", "field", "retry_after_s", "quota", "usage", "metadata")

@@ -1,6 +1,7 @@
 """A tenant's document is read strictly: field, rule and nearest valid value; what is written reads back."""
 
 import json
+from decimal import Decimal, localcontext
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from services.domain.errors import InvalidField
 from services.domain.generation import Band, Usage
 from services.domain.limits import Budget, Rate
-from services.domain.tenant import Prices, Tenant
+from services.domain.tenant import NANO, Prices, Tenant
 from services.domain.tenant_document import (
     FIELDS,
     NOT_YET,
@@ -110,5 +111,24 @@ def test_an_error_in_a_list_names_the_tenant() -> None:
 def test_costs_are_whole_billionths() -> None:
     prices = Prices(uncached_per_million=0.5, cached_per_million=0.05, output_per_million=2, page_hour=3.6)
     usage = Usage(prompt_tokens=3_000, cached_tokens=2_000, output_tokens=10)
-    assert prices.cost(usage, page_seconds=0.5) == 500_000 + 100_000 + 20_000 + 500_000
+    assert prices.cost(usage, page_ms=500) == 500_000 + 100_000 + 20_000 + 500_000
     assert Prices().cost(usage, 100) == 0
+
+
+@given(
+    prices=st.tuples(*[st.integers(0, 10**9).map(lambda n: n / 1000)] * 4),
+    tokens=st.tuples(*[st.integers(0, 10**9)] * 3),
+    page_ms=st.integers(0, 10**12),
+)
+def test_a_cost_is_the_exact_sum_rounded_once(
+    prices: tuple[float, ...], tokens: tuple[int, ...], page_ms: int
+) -> None:
+    uncached, cached, output = tokens
+    names = ("uncached_per_million", "cached_per_million", "output_per_million", "page_hour")
+    cost = Prices(**dict(zip(names, prices, strict=True))).cost(
+        Usage(prompt_tokens=uncached + cached, cached_tokens=cached, output_tokens=output), page_ms
+    )
+    with localcontext(prec=60):
+        exact = [Decimal(repr(one)) for one in prices]
+        units = sum(price * count for price, count in zip(exact, tokens, strict=False)) / 10**6
+        assert cost == round((units + exact[3] * page_ms / 3_600_000) * NANO)
