@@ -8,11 +8,12 @@ proved who it is.
 import dataclasses
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 from gateway.accounts import Run, billed, cost_of, ending_of, outcome_of, page_ms_of, receipt_of
+from gateway.budget_watch import BudgetWatch
 from gateway.charge import Charge
 from gateway.core.auth import Authenticator
 from gateway.core.deadlines import Deadlines
@@ -21,6 +22,7 @@ from gateway.core.events import Event
 from gateway.core.lengths import class_of
 from gateway.core.request import Caller, GenerationRequest
 from gateway.core.retry_budget import RetryBudget
+from gateway.core.standing import Standing
 from gateway.fitting import Fitted, fit
 from gateway.live import LiveRequest
 from gateway.live_table import LiveTable
@@ -68,6 +70,7 @@ class Generate:
     retries: RetryBudget
     table: LiveTable
     metrics: GatewayMetrics
+    budget_watch: BudgetWatch
     settings: GenerateSettings = field(default_factory=GenerateSettings)
     is_draining: bool = False
     """Admit nothing more."""
@@ -84,6 +87,7 @@ class Generate:
         deadline_s: float | None = None,
         traceparent: str = "",
         on_slow: Callable[[], None] = lambda: None,
+        on_standing: Callable[[Mapping[str, str]], None] = lambda _: None,
     ) -> AsyncGenerator[Event, None]:
         """Serve one generation. Iterate inside `contextlib.aclosing`, so that leaving early ends it at once.
 
@@ -92,6 +96,7 @@ class Generate:
             arrived: Monotonic seconds at which the call reached this process; None is now.
             deadline_s: Seconds from `arrived` in which the caller wants it over.
             on_slow: Called when the caller does not keep up, while it may be stuck in writing.
+            on_standing: Given what the answer tells of rates and budgets, before the first event.
 
         Yields:
             Events in the order of `gateway.core.events`; a receipt is the last of a good end.
@@ -110,7 +115,7 @@ class Generate:
         )
         live = run.live
         try:
-            await self._prepare(run, caller)
+            on_standing(await self._prepare(run, caller))
             while True:
                 events = live.take()
                 if live.first_token_at is not None and run.ttft_s is None:
@@ -170,8 +175,8 @@ class Generate:
         onward = inject(span) or (traceparent[:TRACEPARENT_CHARS] if trace_id(traceparent) else "")
         return Run(live=live, request=request, span=span, traceparent=onward)
 
-    async def _prepare(self, run: Run, caller: Caller) -> None:
-        """Do everything up to the request's submission, or until only the place is missing."""
+    async def _prepare(self, run: Run, caller: Caller) -> Mapping[str, str]:
+        """Do everything up to the submission, or until only the place is missing; return the headers."""
         request, tenant = run.request, run.live.tenant
         own = self.auth.salt_of(tenant.id, "")
         blocks = self.auth.salt_of(tenant.id, request.cache_salt) if request.cache_salt else own
@@ -186,10 +191,11 @@ class Generate:
         is_doubtful = tenant.id in self.doubtful
         if not is_doubtful:
             run.live.ask(plan)
-        await self._reserve(run, charge)
+        standing = await self._reserve(run, charge)
         if is_doubtful:
             run.live.ask(plan)
         run.live.allow()
+        return standing.headers
 
     def _charge(self, run: Run, caller: Caller, fitted: Fitted, request_class: RequestClass) -> Charge:
         account_now = partial(
@@ -205,12 +211,12 @@ class Generate:
         )
         return Charge(reservation=reservation, account_now=account_now)
 
-    async def _reserve(self, run: Run, charge: Charge) -> None:
+    async def _reserve(self, run: Run, charge: Charge) -> Standing:
         live = run.live
         # Before the call: whatever becomes of it, the reservation is settled in the end.
         live.charge = charge
         try:
-            await self.quota.reserve(charge.reservation)
+            standing = await self.quota.reserve(charge.reservation)
         except ServeError as error:
             self.doubtful.add(live.tenant.id)
             if not isinstance(error, DependencyDown):
@@ -219,6 +225,10 @@ class Generate:
         charge.is_admitted = True
         self.doubtful.discard(live.tenant.id)
         run.span.add_event("reserved")
+        if standing.warnings:
+            account = charge.reservation.account
+            self.budget_watch.warned(account.organisation, account.tenant, standing.warnings)
+        return standing
 
     def _close(self, run: Run) -> None:
         """Release everything the request holds: the one end of every request, from every state."""

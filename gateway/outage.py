@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gateway.core.standing import Standing
 from gateway.stores.quota import (
     REMEMBER_S,
     QuotaStore,
@@ -57,13 +58,14 @@ class OutagePolicy:
         """Requests that were admitted here and are not known to the store."""
         return len(self._grants)
 
-    async def reserve(self, reservation: Reservation) -> None:
+    async def reserve(self, reservation: Reservation) -> Standing:
         try:
-            await self._store.reserve(reservation)
+            return await self._store.reserve(reservation)
         except DependencyDown:
             if reservation.account.allowance is None:
                 raise
             self._grant(reservation)
+            return Standing()
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         for one in settlements:

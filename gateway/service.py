@@ -47,6 +47,7 @@ class GatewayService(gateway_pb2_grpc.GenerateServiceServicer):
         caller = self._caller(context)
         # A slow caller blocks `write`; its request has ended by then, and the call must end some day too.
         linger: list[asyncio.TimerHandle] = []
+        told: dict[str, str] = {}
         task = asyncio.current_task()
         assert task is not None
 
@@ -60,6 +61,7 @@ class GatewayService(gateway_pb2_grpc.GenerateServiceServicer):
             deadline_s=context.time_remaining(),
             traceparent=metadata(context, "traceparent") or "",
             on_slow=on_slow,
+            on_standing=told.update,
         )
         with_ids, with_logprobs = request.return_token_ids, request.HasField("logprobs")
         building_s = 0.0
@@ -69,6 +71,9 @@ class GatewayService(gateway_pb2_grpc.GenerateServiceServicer):
                     started = time.perf_counter()
                     message = event_to_pb(event, with_ids=with_ids, with_logprobs=with_logprobs)
                     building_s += time.perf_counter() - started
+                    if told:
+                        await context.send_initial_metadata(tuple(told.items()))
+                        told.clear()
                     await context.write(message)
         finally:
             self._metrics.serialized(building_s)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from gateway.budget_watch import BudgetWatch
 from gateway.budgets import Budgets
 from gateway.core.auth import Authenticator
 from gateway.core.directory import TenantDirectory
@@ -128,6 +129,7 @@ def build_parts(
         retries=RetryBudget(settings.retry_percent, gateway_metrics.wished_again),
         table=table,
         metrics=gateway_metrics,
+        budget_watch=BudgetWatch(metrics),
         settings=settings,
     )
     queries = Queries(

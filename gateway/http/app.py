@@ -7,7 +7,7 @@ route is looked at; the work is the same use case that the gRPC door calls.
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -69,6 +69,7 @@ class UseCase(Protocol):
         arrived: float | None = None,
         traceparent: str = "",
         on_slow: Callable[[], None] = ...,
+        on_standing: Callable[[Mapping[str, str]], None] = ...,
     ) -> Events: ...
 
 
@@ -188,6 +189,7 @@ class _Door:
                 arrived=time.monotonic(),
                 traceparent=request.headers.get("traceparent", ""),
                 on_slow=patience.on_slow,
+                on_standing=headers.update,
             )
             for each, request_id in zip(call.requests, ids, strict=True)
         ]

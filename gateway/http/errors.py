@@ -7,6 +7,7 @@ import orjson
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from gateway.core.standing import duration
 from services.chassis import errors
 from services.domain.errors import Code, Draining, ServeError
 
@@ -90,7 +91,7 @@ def headers_of(error: ServeError) -> dict[str, str]:
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, (BodyTooLarge, BodyTooSlow, Draining)):
         headers["connection"] = "close"
-    return headers | _rate_limit(error)
+    return headers | dict(error.detail.rate_limits) | _rate_limit(error)
 
 
 def response_of(error: ServeError, more: dict[str, str] | None = None) -> Response:
@@ -128,4 +129,7 @@ def _rate_limit(error: ServeError) -> dict[str, str]:
     kind = "tokens" if scope.endswith(("tokens_per_minute", "budget")) else "requests"
     limit = numbers["limit"]
     left = numbers.get("left") or str(max(0, int(limit) - int(numbers.get("used", limit))))
-    return {f"x-ratelimit-limit-{kind}": limit, f"x-ratelimit-remaining-{kind}": left}
+    headers = {f"x-ratelimit-limit-{kind}": limit, f"x-ratelimit-remaining-{kind}": left}
+    if error.detail.retry_after_s is not None:
+        headers[f"x-ratelimit-reset-{kind}"] = duration(error.detail.retry_after_s)
+    return headers

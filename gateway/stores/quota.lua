@@ -136,6 +136,17 @@ local function reap()
   end
 end
 
+-- Per scope what is left of requests and tokens, and spent of its day and month: packed, since many numbers in a
+-- reply take longer than the rest of the call.
+local function standing(names)
+  local parts = {}
+  for index, name in ipairs(names) do
+    local counter = loaded[name]
+    parts[index] = struct.pack('<dddd', counter[BUCKETS[1]], counter[BUCKETS[2]], counter[DAY + 2], counter[MONTH + 2])
+  end
+  return table.concat(parts)
+end
+
 local operations = {}
 
 -- id, n, prompt, output, lease ms, has key (0/1), field of the usage, scopes (see each_name), then limits_of each
@@ -167,6 +178,7 @@ function operations.reserve()
   end
   if refusal then
     note_refused(KEYS[6], ARGV[8], refusal[3] + 1)
+    refusal[7] = standing(names)
     return refusal
   end
   take(record)
@@ -174,7 +186,7 @@ function operations.reserve()
   if has_key then
     redis.call('SET', KEYS[5], id, 'PX', REMEMBER_MS)
   end
-  return { 'ok' }
+  return { 'ok', standing(names) }
 end
 
 -- Items of id, prompt, output (both as used), has key (0/1), ending, scopes, field of the usage, cached tokens,

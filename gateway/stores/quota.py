@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.core.standing import Standing
 from services.domain.ids import RequestId, TenantId
 from services.domain.limits import Account
 from services.domain.usage import UsageRecord
@@ -108,8 +109,11 @@ class QuotaStore(Protocol):
     is admitted until it is refilled.
     """
 
-    async def reserve(self, reservation: Reservation) -> None:
+    async def reserve(self, reservation: Reservation) -> Standing:
         """Take a request's worst case from all scopes or from none; the same id again changes nothing.
+
+        Returns:
+            How its scopes stand after that; nothing where the id was reserved before.
 
         Raises:
             QuotaExceeded: A limit is reached; nothing was taken.

@@ -10,6 +10,7 @@ from importlib import resources
 from itertools import groupby
 from typing import Any, TypeVar
 
+from gateway.core.standing import ScopeState, Standing, standing_of
 from gateway.stores.quota import (
     LEASE_S,
     Reservation,
@@ -29,6 +30,7 @@ from services.domain.tenant import NANO
 from services.domain.usage import UsageCounts, UsageRecord
 
 _Item = TypeVar("_Item")
+_STATE = struct.Struct("<4d")
 
 BACKGROUND_LIMIT_S = 1.0
 """Limit of a call that nobody waits for."""
@@ -57,7 +59,7 @@ class RedisQuota:
         parts = [folder.joinpath(name).read_text("utf-8") for name in SCRIPT]
         self._script = Script("\n".join(parts))
 
-    async def reserve(self, reservation: Reservation) -> None:
+    async def reserve(self, reservation: Reservation) -> Standing:
         account, key = reservation.account, reservation.idempotency_key
         usage = _usage_of(account.organisation, account.tenant)
         keys = [*_keys(account.organisation), _key_of(account, key), usage]
@@ -74,7 +76,7 @@ class RedisQuota:
         ]
         outcome, *rest = await self._redis.run_script(self._script, keys, args)
         if outcome == b"refused":
-            index, which, limit, used, wait_ms = rest
+            index, which, limit, used, wait_ms, packed = rest
             raise refused(
                 reservation,
                 account.scopes[index],
@@ -82,11 +84,13 @@ class RedisQuota:
                 limit=limit,
                 used=used,
                 wait_s=None if wait_ms < 0 else wait_ms / 1000,
+                standing=_standing(account, packed),
             )
         if outcome == b"duplicate":
             raise duplicate(rest[0].decode())
         if outcome == b"over":
             raise StaleAttempt(f"request {reservation.id} has ended already")
+        return _standing(account, rest[0]) if rest else Standing()  # None: it was reserved before.
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         ordered = sorted(settlements, key=lambda one: one.account.organisation)
@@ -213,6 +217,10 @@ def _budget_of(budget: Budget | None) -> float:
 def _keys(organisation: TenantId) -> list[str]:
     prefix = f"quire:quota:{{{organisation}}}"
     return [f"{prefix}:leases", f"{prefix}:reservations", f"{prefix}:ended", f"{prefix}:counters"]
+
+
+def _standing(account: Account, packed: bytes) -> Standing:
+    return standing_of(account, [ScopeState(*numbers) for numbers in _STATE.iter_unpack(packed)])
 
 
 def _usage_of(organisation: TenantId, tenant: TenantId) -> str:

@@ -6,6 +6,7 @@ Makes values; decides nothing.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway.core.standing import Standing
 from gateway.stores.quota import Reservation
 from services.domain.errors import DuplicateKey, ErrorDetail, QuotaExceeded
 from services.domain.limits import Scope
@@ -33,7 +34,14 @@ LIMITS = {
 
 
 def refused(
-    reservation: Reservation, scope: Scope, which: str, *, limit: int, used: int, wait_s: float | None
+    reservation: Reservation,
+    scope: Scope,
+    which: str,
+    *,
+    limit: int,
+    used: int,
+    wait_s: float | None,
+    standing: Standing,
 ) -> QuotaExceeded:
     """Say which limit of which scope does not cover a request's worst case.
 
@@ -42,6 +50,7 @@ def refused(
         limit: Most at once: of a rate its burst.
         used: Taken of it now.
         wait_s: When as much may be there; None: never.
+        standing: Of the account now.
     """
     kind, left = LIMITS[which], max(0, limit - used)
     need = kind.need(reservation)
@@ -53,6 +62,7 @@ def refused(
             quota=f"{scope.name}/{kind.name}",
             retry_after_s=wait_s,
             metadata={"scope": scope.name} | {name: str(number) for name, number in numbers.items()},
+            rate_limits=standing.headers,
         ),
     )
 

@@ -5,6 +5,7 @@ with a correlation id and nothing else; what really happened stays in the server
 """
 
 import asyncio
+import math
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -24,6 +25,8 @@ from services.domain.generation import Usage
 DOMAIN = "quire"
 DETAILS_KEY = "grpc-status-details-bin"
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
+RETRY_KEY = "retry-after"
+"""Seconds, as in HTTP."""
 DEFAULT_PUSHBACK_S = 1.0
 
 _log = structlog.get_logger()
@@ -64,12 +67,15 @@ def to_status(error: ServeError) -> status_pb2.Status:
 
 
 def trailing_metadata(error: ServeError) -> tuple[tuple[str, str | bytes], ...]:
-    """Return what goes with the status: its details, and for UNAVAILABLE when to come back."""
-    details = (DETAILS_KEY, to_status(error).SerializeToString())
+    """Return what goes with the status: its details, rate limits and when to come back."""
+    details: list[tuple[str, str | bytes]] = [(DETAILS_KEY, to_status(error).SerializeToString())]
+    details += error.detail.rate_limits.items()
+    if error.detail.retry_after_s is not None:
+        details.append((RETRY_KEY, str(max(1, math.ceil(error.detail.retry_after_s)))))
     if error.code is not Code.UNAVAILABLE:
-        return (details,)
+        return tuple(details)
     wait_s = DEFAULT_PUSHBACK_S if error.detail.retry_after_s is None else error.detail.retry_after_s
-    return (details, (PUSHBACK_KEY, str(round(wait_s * 1000))))
+    return (*details, (PUSHBACK_KEY, str(round(wait_s * 1000))))
 
 
 async def abort(context: grpc.aio.ServicerContext, error: ServeError) -> None:

@@ -40,6 +40,8 @@ class ErrorDetail:
     """What the request had used when it ended."""
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Numbers behind the refusal (need, limit), never text of prompts or outputs."""
+    rate_limits: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """What the answer tells of the caller's rates, by the name of its header or metadata."""
 
 
 class ServeError(Exception):

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from gateway.core.standing import ScopeState, Standing, standing_of
 from gateway.stores.quota import (
     LEASE_S,
     REMEMBER_S,
@@ -69,13 +70,13 @@ class MemoryQuota:
         self.is_down = False
         """Plays an outage."""
 
-    async def reserve(self, reservation: Reservation) -> None:
+    async def reserve(self, reservation: Reservation) -> Standing:
         account, now = reservation.account, self._clock()
         below = self._below(account.organisation)
         if reservation.id in below.ended:
             raise StaleAttempt("over")
         if reservation.id in below.open:
-            return
+            return Standing()
         key = (account.tenant, reservation.idempotency_key)
         owner, until = below.keys.get(key, (reservation.id, 0.0))
         if reservation.idempotency_key and owner != reservation.id and until > now:
@@ -89,6 +90,15 @@ class MemoryQuota:
         self._open(below, reservation)
         if reservation.idempotency_key:
             below.keys[key] = (reservation.id, now + REMEMBER_S)
+        return self._standing(below, account)
+
+    def _standing(self, below: _Organisation, account: Account) -> Standing:
+        states = []
+        for scope in account.scopes:
+            use = self._use_of(below, scope)
+            left = (use.left_requests or 0, use.left_tokens or 0)
+            states.append(ScopeState(*left, use.day_spent, use.month_spent))
+        return standing_of(account, states)
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         for one in settlements:
@@ -176,7 +186,10 @@ class MemoryQuota:
         limits, counter, now = scope.limits, below.counters[scope.name], self._clock()
 
         def no(which: str, limit: int, used: float, wait_s: float | None) -> QuotaExceeded:
-            return refused(wanted, scope, which, limit=limit, used=math.ceil(used), wait_s=wait_s)
+            told = self._standing(below, wanted.account)
+            return refused(
+                wanted, scope, which, limit=limit, used=math.ceil(used), wait_s=wait_s, standing=told
+            )
 
         most = limits.max_concurrency
         if most is not None and counter.held + wanted.num_choices > most:

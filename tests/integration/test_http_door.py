@@ -61,7 +61,7 @@ def error_of(answer: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("headers", STRANGERS)
 async def test_no_route_is_open_to_a_stranger(http: HttpRig, headers: dict[str, str]) -> None:
     routes = [route for route in http.app.routes if isinstance(route, Route)]
-    assert len(routes) == 4
+    assert len(routes) == 5
     paths = [route.path.replace("{model:path}", "tiny") for route in routes]
     for path in (*paths, *ODD_PATHS):
         for method in ("GET", "POST", "DELETE", "OPTIONS"):

@@ -122,6 +122,7 @@ def test_limits_and_the_time_to_come_back_are_in_the_headers() -> None:
         "retry-after": "3",
         "x-ratelimit-limit-tokens": "60",
         "x-ratelimit-remaining-tokens": "4",
+        "x-ratelimit-reset-tokens": "2.1s",
     }
     never = QuotaExceeded("never", ErrorDetail(quota="tenant/acme/tokens_per_minute"))
     assert headers_of(never) == {"x-should-retry": "false"}

@@ -1,0 +1,95 @@
+"""How an account stands at its limits right after a reservation, in the words that answers tell it in.
+
+Chooses the tightest scope of each kind and the budgets that warn. Knows neither where counters are nor which
+door tells it: header and metadata have the same names.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from services.domain.limits import Account, Limits, Rate
+
+WARNING_HEADER = "x-quire-budget-warning"
+
+
+class ScopeState(NamedTuple):
+    """One scope's counters; what has no limit there may be anything."""
+
+    left_requests: float
+    left_tokens: float
+    """In the bucket of `tokens_per_minute`."""
+    day_spent: float
+    month_spent: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetWarning:
+    """A budget of which `warn_at` is spent."""
+
+    scope: str
+    budget: str
+    """`daily_budget` or `monthly_budget`."""
+    used: int
+    limit: int
+    hard: bool
+
+    def __str__(self) -> str:
+        return f"{self.scope}/{self.budget} {self.used} of {self.limit} tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What an answer tells of limits; empty while the store does not answer."""
+
+    headers: Mapping[str, str] = field(default_factory=dict)
+    warnings: Sequence[BudgetWarning] = ()
+
+
+def standing_of(account: Account, states: Sequence[ScopeState]) -> Standing:
+    """Say how `account` stands, whose scopes have `states` in the same order."""
+    headers: dict[str, str] = {}
+    pairs = [(scope.limits, state) for scope, state in zip(account.scopes, states, strict=True)]
+    _tell(headers, "requests", [(one.requests_per_minute, state.left_requests) for one, state in pairs])
+    _tell(headers, "tokens", [(one.tokens_per_minute, state.left_tokens) for one, state in pairs])
+    warnings = [
+        warning
+        for scope, state in zip(account.scopes, states, strict=True)
+        for warning in _warnings(scope.name, scope.limits, state)
+    ]
+    if warnings:
+        headers[WARNING_HEADER] = "; ".join(map(str, warnings))
+    return Standing(headers, warnings)
+
+
+def duration(seconds: float) -> str:
+    """Return a time as OpenAI's headers have it: `17ms`, `1.5s`, `6m0s`."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(seconds, 60)
+    text = f"{math.ceil(rest * 10) / 10:g}s"
+    return f"{minutes:.0f}m{text}" if minutes else text
+
+
+def _tell(headers: dict[str, str], kind: str, rates: Sequence[tuple[Rate | None, float]]) -> None:
+    """Add limit, rest and time until it is full, of the rate with the least left."""
+    known = [(left, rate.capacity, rate.per_minute) for rate, left in rates if rate is not None]
+    if not known:
+        return
+    left, capacity, per_minute = min(known)
+    headers[f"x-ratelimit-limit-{kind}"] = str(capacity)
+    headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, math.floor(left)))
+    headers[f"x-ratelimit-reset-{kind}"] = duration(max(0.0, capacity - left) * 60 / per_minute)
+
+
+def _warnings(scope: str, limits: Limits, state: ScopeState) -> list[BudgetWarning]:
+    budgets = (
+        ("daily_budget", limits.daily, state.day_spent),
+        ("monthly_budget", limits.monthly, state.month_spent),
+    )
+    return [
+        BudgetWarning(scope=scope, budget=name, used=int(spent), limit=budget.tokens, hard=budget.hard)
+        for name, budget, spent in budgets
+        if budget is not None and spent >= budget.warn_at * budget.tokens
+    ]
