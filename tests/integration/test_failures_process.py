@@ -23,6 +23,7 @@ LOOPS = {"asyncio.run", "asyncio.Runner", "asyncio.new_event_loop", "asyncio.set
 ENTRIES = {
     "services/chassis/lifecycle.py",
     "services/commands/drain.py",
+    "services/commands/release.py",
     "services/commands/status.py",
     "services/commands/tenant.py",
     "services/launcher/up.py",

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
+from gateway.core.standing import Standing
 from gateway.stores.quota_redis import RedisQuota
 from services.chassis.errors import from_rpc_error
 from services.chassis.redis import connect
@@ -88,14 +89,14 @@ async def test_a_burst_of_calls_is_answered_one_by_one(valkey_url: str) -> None:
     store = RedisQuota(redis)
     account = simple(1000, 1_000_000)
 
-    def a_call(n: int) -> asyncio.Task[None]:
+    def a_call(n: int) -> asyncio.Task[Standing]:
         return asyncio.create_task(store.reserve(a_reservation(account, n, 0, 1)))
 
     tasks = [a_call(n) for n in range(500)]
     for task in tasks[::5]:
         asyncio.get_running_loop().call_later(0.01, task.cancel)
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert {type(result) for result in results} <= {type(None), asyncio.CancelledError}
+    assert {type(result) for result in results} <= {Standing, asyncio.CancelledError}
     assert (await use_of(store, account)).num_leases >= 400
     assert redis.is_up
     await asyncio.gather(*[a_call(n) for n in range(500)])

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
+from gateway.core.standing import Standing
 from gateway.stores.quota import Reservation
 from services.chassis.errors import from_rpc_error
 from services.domain.errors import DependencyDown, NoWorker, QuotaExceeded, ServeError
@@ -35,10 +36,10 @@ class GatedQuota(MemoryQuota):
         self.gate = asyncio.Event()
         self.num_asked = 0
 
-    async def reserve(self, reservation: Reservation) -> None:
+    async def reserve(self, reservation: Reservation) -> Standing:
         self.num_asked += 1
         await self.gate.wait()
-        await super().reserve(reservation)
+        return await super().reserve(reservation)
 
 
 @pytest.fixture

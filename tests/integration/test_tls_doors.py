@@ -91,7 +91,7 @@ async def open_doors(redis_url: str, folder: Path) -> AsyncIterator[Doors]:
         app = build_app(
             parts.generate,
             parts.auth,
-            parts.queries.served_models,
+            parts.queries,
             new_request_id=new_request_id,
             serialized=parts.metrics.serialized,
             max_body_bytes=65536,
