@@ -30,7 +30,7 @@ class Budget:
 
     tokens: int
     hard: bool = True
-    """Hard refuses new work and stops streams; soft warns and may degrade."""
+    """Hard refuses new work and stops streams; soft only warns."""
     warn_at: float = 0.8
     """The share from which answers carry a warning."""
 
