@@ -17,7 +17,7 @@ from services.domain.errors import ErrorDetail, LimitExpired, NoWorker, Overload
 from services.domain.ids import RequestKey, TenantId
 
 MOST_THROTTLED = 1
-"""Requests of one tenant that may wait in a band that is throttled, where the policy knows tenants."""
+"""Requests of one tenant that may wait in a band that is throttled."""
 
 
 class Refusals:
@@ -115,7 +115,7 @@ class Refusals:
         step = self._ladder.step(acquire.model, acquire.band)
         if step < Step.THROTTLE or acquire.key.attempt > 1:
             return None
-        own, _ = self._room.policy.waiting_of_tenant(acquire)
+        own = self._room.num_of_tenant(acquire.tenant, acquire.model, acquire.band)
         if step is Step.THROTTLE and own < MOST_THROTTLED:
             return None
         band = acquire.band.name.lower()

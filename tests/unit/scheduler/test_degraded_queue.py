@@ -4,7 +4,9 @@ import pytest
 
 from scheduler.core.degrade import LadderRules
 from scheduler.core.fair_queue import FairPolicy
+from scheduler.core.fifo import FifoPolicy
 from scheduler.core.outputs import ModelsChanged, Output, Placed, Rejected
+from scheduler.core.policy import QueuePolicy
 from scheduler.core.rules import Rules
 from scheduler.core.state import SchedulerCore
 from services.domain.degradation import Step
@@ -21,9 +23,9 @@ RULES = Rules(
 class Queue:
     """A core with one worker that takes nothing, looked at each second."""
 
-    def __init__(self, rules: Rules = RULES) -> None:
+    def __init__(self, rules: Rules = RULES, policy: QueuePolicy | None = None) -> None:
         self.now = 0.0
-        self.core = SchedulerCore(rules, FairPolicy(), self.now)
+        self.core = SchedulerCore(rules, policy or FairPolicy(), self.now)
         self.core.worker_connected(hello(), self.now)
         self.ask("first", tenant="first", band=Band.BATCH)
 
@@ -65,8 +67,9 @@ def test_a_band_that_has_degraded_is_not_held_back_to_be_placed_together() -> No
     assert not only(Placed, queue.core.place(queue.now)), "the control waits for its window"
 
 
-def test_in_a_throttled_band_each_tenant_has_one_request_waiting() -> None:
-    queue = Queue()
+@pytest.mark.parametrize("policy", [FairPolicy, FifoPolicy])
+def test_in_a_throttled_band_each_tenant_has_one_request_waiting(policy: type[QueuePolicy]) -> None:
+    queue = Queue(policy=policy())
     assert not refused([*queue.ask("1"), *queue.ask("2")]), "the control: nothing is throttled yet"
     queue.until(Step.THROTTLE)
     (error,) = refused(queue.ask("3"))
@@ -77,6 +80,10 @@ def test_in_a_throttled_band_each_tenant_has_one_request_waiting() -> None:
     assert (error.detail.retry_after_s, error.detail.quota) == (5.0, "degradation/m/batch")
     assert not refused(queue.ask("4", tenant="quiet"))
     assert not refused(queue.ask("5", band=Band.STANDARD)), "a better band goes on"
+    queue.core.abandon(key("1"), None)
+    assert refused(queue.ask("6")), "one of its requests still waits"
+    queue.core.abandon(key("2"), None)
+    assert not refused(queue.ask("7")), "none of its requests waits any more"
 
 
 @pytest.mark.parametrize(("attempt", "is_refused"), [(1, True), (2, False)])
