@@ -4,6 +4,7 @@ CPU: 64 streams of 100 tokens a second each (6,400 tok/s) through gateway, sched
 worker, in CPU-seconds per 1,000 tokens over all processes and the client, beside the bare gRPC control of
 `bench.control` at the same rate, interleaved. TTFT: Poisson arrivals at 50 requests a second with the real
 tokenizer; what the receipt calls prefill is the simulated model's, the rest of the client's TTFT is ours.
+Beside it stands the bare chain of `bench.chain` under the same arrivals: the same hops with nothing of ours.
 """
 
 import argparse
@@ -15,14 +16,17 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import psutil
 
+from bench import chain
 from bench.suite import Noise, cpu_seconds, suite
 from protos.gateway.v1 import gateway_pb2, gateway_pb2_grpc
 from services.chassis.grpc import create_channel
 from services.client import AsyncClient, Receipt
+from services.launcher.topology import CHILD_ENVIRONMENT
 
 STREAMS = 64
 STEP_S = 0.010
@@ -32,6 +36,7 @@ SIM_STEP_S = 0.0065
 EPYC, 2 cores). A figure only compares with the control where `tokens_per_s` is near the 6,400 offered: with a
 step of 10 ms the suite gives about 4,900, and 0.17-0.19 instead of 0.14-0.16 CPU-seconds."""
 CONTROL_PORTS = (56101, 56102)
+CHAIN_PORTS = (56111, 56112, 56113, 56114)
 MODEL = "smollm2-135m-instruct"
 SENTENCE = "the river carries small boats past old walls while children count slow clouds over green hills"
 
@@ -105,9 +110,7 @@ def measure_control(num_tokens: int) -> dict[str, float]:
     module = [sys.executable, "-m", "bench.control"]
     producer = [*module, "producer", str(producer_port), str(STREAMS), str(num_tokens), str(STEP_S)]
     relay = [*module, "relay", str(relay_port), str(producer_port), str(STREAMS)]
-    children = [subprocess.Popen(command) for command in (producer, relay)]
-    try:
-        handles = [psutil.Process(child.pid) for child in children]
+    with _children((producer, relay)) as handles:
         me, noise = psutil.Process(), Noise()
         asyncio.run(_wait_ready(f"127.0.0.1:{relay_port}"))
         asyncio.run(_wait_ready(f"127.0.0.1:{producer_port}"))
@@ -119,10 +122,6 @@ def measure_control(num_tokens: int) -> dict[str, float]:
             "tokens_per_s": tokens / (time.monotonic() - began),
             "foreign_cpu": noise.foreign_share(total),
         }
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
 
 
 async def _wait_ready(target: str) -> None:
@@ -130,35 +129,80 @@ async def _wait_ready(target: str) -> None:
         await asyncio.wait_for(channel.channel_ready(), 20)
 
 
+async def _arrive(
+    send: Callable[[float], Awaitable[None]], chooser: random.Random, rate: float, seconds: float
+) -> None:
+    """Call `send(intended time)` at Poisson arrivals, and wait until all have ended."""
+    async with asyncio.TaskGroup() as group:
+        at = time.perf_counter()
+        end = at + seconds
+        while at < end:
+            await asyncio.sleep(max(0.0, at - time.perf_counter()))
+            group.create_task(send(at))
+            at += chooser.expovariate(rate)
+
+
 async def _drive_arrivals(target: str, rate: float, seconds: float, seed: int) -> list[float]:
     """Send Poisson arrivals of real text; return TTFT from the intended send time less prefill, seconds."""
     chooser = random.Random(seed)
     added: list[float] = []
 
-    async def one(client: AsyncClient, intended: float) -> None:
-        prompt = " ".join(chooser.choices(SENTENCE.split(), k=chooser.randint(60, 160)))
-        first = None
-        async with client.generate(prompt, max_output_tokens=8, ignore_eos=True) as stream:
-            async for _ in stream.text():
-                first = first if first is not None else time.perf_counter()
-        assert first is not None
-        assert stream.receipt is not None
-        added.append(first - intended - stream.receipt.prefill_ms / 1000)
+    async with AsyncClient(target, model=MODEL) as client:
 
-    async with AsyncClient(target, model=MODEL) as client, asyncio.TaskGroup() as group:
-        at = time.perf_counter()
-        end = at + seconds
-        while at < end:
-            await asyncio.sleep(max(0.0, at - time.perf_counter()))
-            group.create_task(one(client, at))
-            at += chooser.expovariate(rate)
+        async def one(intended: float) -> None:
+            prompt = " ".join(chooser.choices(SENTENCE.split(), k=chooser.randint(60, 160)))
+            first = None
+            async with client.generate(prompt, max_output_tokens=8, ignore_eos=True) as stream:
+                async for _ in stream.text():
+                    first = first if first is not None else time.perf_counter()
+            assert first is not None
+            assert stream.receipt is not None
+            added.append(first - intended - stream.receipt.prefill_ms / 1000)
+
+        await _arrive(one, chooser, rate, seconds)
     return added
+
+
+async def _drive_chain(target: str, rate: float, seconds: float, seed: int) -> list[float]:
+    """The same for the bare chain, whose calls carry nothing."""
+    added: list[float] = []
+    async with create_channel(target) as channel:
+        generate = channel.unary_stream(chain.GENERATE)
+
+        async def one(intended: float) -> None:
+            first = None
+            async for _ in generate(b""):
+                first = first if first is not None else time.perf_counter()
+            assert first is not None
+            added.append(first - intended)
+
+        await _arrive(one, random.Random(seed), rate, seconds)
+    return added
+
+
+def measure_chain(rate: float, seconds: float) -> dict[str, float]:
+    gateway, scheduler, kvmanager, worker = CHAIN_PORTS
+    module = [sys.executable, "-m", "bench.chain"]
+    roles = (
+        ("kvmanager", kvmanager),
+        ("worker", worker),
+        ("scheduler", scheduler, kvmanager),
+        ("gateway", gateway, scheduler, worker),
+    )
+    with _children([[*module, role, *map(str, ports)] for role, *ports in roles]):
+        for port in CHAIN_PORTS:
+            asyncio.run(_wait_ready(f"127.0.0.1:{port}"))
+        asyncio.run(_drive_chain(f"127.0.0.1:{gateway}", rate, 3.0, seed=1))
+        return _quantiles(asyncio.run(_drive_chain(f"127.0.0.1:{gateway}", rate, seconds, seed=2)))
 
 
 def measure_ttft(rate: float, seconds: float) -> dict[str, float]:
     with suite("--sim", config=TTFT_CONFIG) as running:
         asyncio.run(_drive_arrivals(running.gateway, rate, 3.0, seed=1))
-        added = asyncio.run(_drive_arrivals(running.gateway, rate, seconds, seed=2))
+        return _quantiles(asyncio.run(_drive_arrivals(running.gateway, rate, seconds, seed=2)))
+
+
+def _quantiles(added: Sequence[float]) -> dict[str, float]:
     cuts = statistics.quantiles(added, n=100)
     return {
         "requests": len(added),
@@ -168,8 +212,21 @@ def measure_ttft(rate: float, seconds: float) -> dict[str, float]:
     }
 
 
+@contextmanager
+def _children(commands: Sequence[Sequence[str]]) -> Iterator[list[psutil.Process]]:
+    """Run `commands` in the environment that the launcher gives our own processes, until the block ends."""
+    environment = {**CHILD_ENVIRONMENT, **os.environ}
+    children = [subprocess.Popen(command, env=environment) for command in commands]
+    try:
+        yield [psutil.Process(child.pid) for child in children]
+    finally:
+        for child in reversed(children):  # Those that ask before those that answer: no tracebacks.
+            child.kill()
+            child.wait()
+
+
 def _row(name: str, values: dict[str, float]) -> None:
-    print(f"{name:10}" + "  ".join(f"{key} {value:.4g}" for key, value in values.items()), flush=True)
+    print(f"{name:12}" + "  ".join(f"{key} {value:.4g}" for key, value in values.items()), flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -196,11 +253,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         ),
     }
     _row("median", medians)
+    bare = measure_chain(50.0, args.ttft_seconds)
+    _row("bare ttft", bare)
     ttft = measure_ttft(50.0, args.ttft_seconds)
     _row("added ttft", ttft)
     if args.json:
         with open(args.json, "w") as file:
-            json.dump({"control": control, "quire": ours, "median": medians, "ttft": ttft}, file, indent=1)
+            json.dump(
+                {"control": control, "quire": ours, "median": medians, "bare_ttft": bare, "ttft": ttft},
+                file,
+                indent=1,
+            )
 
 
 if __name__ == "__main__":
