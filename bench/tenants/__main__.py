@@ -6,9 +6,11 @@ depend on the machine. Judges nothing: `tests/unit/scheduler/test_bench_tenants.
 """
 
 import argparse
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
+from bench.tenants.controls import rows as control_rows
 from bench.tenants.fleet import UNBOUNDED
 from bench.tenants.scenarios import floors, locality, long_beside_short, noisy_neighbour, percentile, weighted
 from scheduler.core.fair_queue import FairPolicy, as_vtc
@@ -16,6 +18,7 @@ from scheduler.core.fifo import FifoPolicy
 from scheduler.core.policy import QueuePolicy
 from scheduler.core.rules import Rules
 from scheduler.core.share_queue import FairRules
+from services.chassis.logging import configure_logging
 
 POLICIES: dict[str, Callable[[], QueuePolicy]] = {
     "fifo": FifoPolicy,
@@ -77,6 +80,10 @@ def main() -> None:
             for name, make in POLICIES.items()
         ]
         row(f"{what}: TTFT p50, s", [f"{percentile(one, 0.5):.1f}" for one in times])
+    row("", ["without", "with"])
+    configure_logging("bench", level="error")
+    for what, verdicts in asyncio.run(control_rows()):
+        row(what, verdicts)
 
 
 if __name__ == "__main__":

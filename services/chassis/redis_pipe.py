@@ -120,6 +120,8 @@ class RedisPipe:
                 reply = await self._connection.read_response()
             except redis.exceptions.ResponseError as error:
                 reply = error
+            if self.is_lost:
+                return  # What waited has failed already.
             self._heard = self._slice
             call = self._calls[0]
             call.replies.append(reply)
