@@ -95,6 +95,22 @@ class TensorRef:
         selected = self.raw()[rows]
         return replace(self, shape=(len(selected), *self.shape[1:]), _mapped=selected.reshape(-1))
 
+    def select_columns(self, start: int, stop: int) -> "TensorRef":
+        """Return some columns of a matrix, or numbers of a vector, as a tensor of their own; reads no others.
+
+        Raises:
+            ArtifactError: A border lies inside a block.
+        """
+        block, size = self.format.block_size, self.format.block_bytes
+        if start % block or stop % block:
+            raise ArtifactError(
+                f"{self.file}: tensor {self.name}: columns {start} to {stop} are not whole blocks of {block}"
+                f" ({self.dtype})"
+            )
+        selected = self.raw()[..., start // block * size : stop // block * size]
+        shape = (*self.shape[:-1], stop - start)
+        return replace(self, shape=shape, _mapped=np.ascontiguousarray(selected).reshape(-1))
+
     def to_float32(self) -> NDArray[np.float32]:
         """Return a new float32 array of `shape`, dequantised.
 

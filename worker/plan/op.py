@@ -32,6 +32,12 @@ class OpKind(StrEnum):
     gather_rows     the step's output rows of x, in their order
     logits          x @ W^T, W = weight 0 `[vocab, width]`
 
+    What `shard.shard` puts in for ranks that compute one model together:
+
+    embed_shard     embed of the ids from `first` on that weight 0 has rows for; zeros for all other ids
+    all_reduce      the sum of all ranks' x, added up in the order of ranks
+    all_gather      all ranks' x side by side, in the order of ranks
+
     Pairs that `peephole.fuse` joins, with the attributes and weights of both:
 
     add_rms_norm       add -> its sum, and the rms_norm of that
@@ -50,6 +56,9 @@ class OpKind(StrEnum):
     SOFT_CAP = "soft_cap"
     GATHER_ROWS = "gather_rows"
     LOGITS = "logits"
+    EMBED_SHARD = "embed_shard"
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
     ADD_RMS_NORM = "add_rms_norm"
     QK_NORM_ROPE_STORE = "qk_norm_rope_store"
 

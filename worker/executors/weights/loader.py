@@ -5,6 +5,7 @@ Knows names, shapes and transforms; knows nothing of torch or of what an executo
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
@@ -25,10 +26,10 @@ from worker.models.tensor_names import (
     WeightFormat,
     file_name_of,
     is_derived,
-    role_of,
     text_name_of,
     transform_of,
 )
+from worker.plan.shard import WeightPart, shard
 
 _Number = TypeVar("_Number", np.float32, np.uint8)
 
@@ -42,11 +43,26 @@ class _Source:
 
 
 class WeightSource:
-    """The parameters of one model, read one at a time out of the memory map."""
+    """The parameters of one model or one rank of it, read one at a time out of the memory map."""
 
-    def __init__(self, model: BuiltModel, sources: Mapping[str, _Source]) -> None:
+    def __init__(
+        self,
+        model: BuiltModel,
+        sources: Mapping[str, _Source],
+        parts: Mapping[str, WeightPart] = MappingProxyType({}),
+    ) -> None:
+        """Args:
+        model: Its plan's parameters have the shapes of their parts.
+        sources: Whole parameters.
+        parts: What is read of some of them.
+        """
         self._model = model
         self._sources = sources
+        self._parts = parts
+
+    def for_rank(self, model: BuiltModel, parts: Mapping[str, WeightPart]) -> "WeightSource":
+        """Return the weights of one rank of this model, which reads its parts and nothing else."""
+        return WeightSource(model, self._sources, parts)
 
     def read(self, parameter: str) -> Float32:
         """Return a parameter as a new float32 array, dequantised and in our row order.
@@ -54,7 +70,7 @@ class WeightSource:
         Raises:
             ArtifactError: The stored numbers cannot be read.
         """
-        source = self._sources[parameter]
+        source = self._source(parameter)
         values = source.stored.to_float32()
         # A damaged scale would turn every answer into NaN, or a few into nonsense: say so at load.
         if not (np.isfinite(values.min()) and np.isfinite(values.max())):
@@ -72,7 +88,7 @@ class WeightSource:
         Raises:
             ArtifactError: A stored scale or offset is not a finite number.
         """
-        source = self._sources[parameter]
+        source = self._source(parameter)
         stored = source.stored
         matrix = decode_blocks(stored) if isinstance(stored, TensorRef) else stored.to_codes()
         if matrix is None:
@@ -91,7 +107,7 @@ class WeightSource:
 
     def layout_of(self, parameter: str) -> CodeLayout | None:
         """Return how `read_quantized` will hold a parameter; None where it gives None."""
-        stored = self._sources[parameter].stored
+        stored = self._source(parameter).stored
         return layout_of(stored) if isinstance(stored, TensorRef) else stored.layout()
 
     def float_bytes(self, parameter: str) -> int:
@@ -104,7 +120,7 @@ class WeightSource:
 
     def read_rows(self, parameter: str, rows: slice | NDArray[np.int64]) -> Float32:
         """Return some rows of a matrix whose rows are stored in our order, as `read` gives them."""
-        stored = self._sources[parameter].stored
+        stored = self._source(parameter).stored
         assert self._permuted_heads(parameter) is None
         return (
             stored.select_rows(rows).to_float32()
@@ -114,7 +130,7 @@ class WeightSource:
 
     def stored_floats(self, parameter: str) -> TensorRef | None:
         """Return the file's tensor where it holds the parameter as it is, in plain floats; else None."""
-        source = self._sources[parameter]
+        source = self._source(parameter)
         if source.transform is not Transform.NONE or not isinstance(source.stored, TensorRef):
             return None
         return None if source.stored.format.is_quantised else source.stored
@@ -123,8 +139,23 @@ class WeightSource:
         """Return the number of heads whose rows the file permutes, None where it keeps them in order."""
         if self._sources[parameter].transform is not Transform.UNPERMUTE_HEADS:
             return None
-        is_key = role_of(parameter).startswith("k")
-        return self._model.config.num_kv_heads if is_key else self._model.config.num_heads
+        plan = self._model.plan
+        return plan.parameters[parameter][0] // plan.head_dim
+
+    def _source(self, parameter: str) -> _Source:
+        """Return where a parameter is read from; of its rank's part alone, when there are ranks."""
+        source, part = self._sources[parameter], self._parts.get(parameter)
+        if part is None:
+            return source
+        stored = source.stored
+        if isinstance(stored, PackedMatrix):
+            return replace(source, stored=stored.cut(part))
+        is_vector = len(stored.shape) == 1
+        if part.rows is not None and not is_vector:
+            stored = stored.select_rows(slice(part.rows.start, part.rows.stop))
+        if (columns := part.rows if is_vector else part.columns) is not None:
+            stored = stored.select_columns(columns.start, columns.stop)
+        return replace(source, stored=stored)
 
 
 def open_model(artifact: ModelArtifact) -> tuple[BuiltModel, WeightSource]:
@@ -166,6 +197,22 @@ def open_model(artifact: ModelArtifact) -> tuple[BuiltModel, WeightSource]:
         if not is_derived(name) and not (scheme is not None and scheme.is_ignorable(tensor)):
             raise ArtifactError(f"{tensor.file}: tensor {name} has no place in a {model.family} model")
     return model, WeightSource(model, sources)
+
+
+def shard_model(
+    model: BuiltModel, weights: WeightSource, *, rank: int, size: int
+) -> tuple[BuiltModel, WeightSource]:
+    """Return what `rank` of `size` computes of a model and reads of its weights.
+
+    The config stays that of the whole model: its vocabulary and its context are every rank's.
+
+    Raises:
+        CannotShard: Heads, MLP or vocabulary do not divide. Where a part cuts a group of codes or a block,
+            reading it raises an ArtifactError.
+    """
+    sharded = shard(model.plan, rank=rank, size=size)
+    own = replace(model, plan=sharded.plan)
+    return own, weights.for_rank(own, sharded.parts)
 
 
 def unpermute_heads(values: NDArray[_Number], num_heads: int) -> NDArray[_Number]:

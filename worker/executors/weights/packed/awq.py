@@ -15,9 +15,12 @@ from worker.executors.weights.packed.matrix import (
     FLOATS,
     PackedMatrix,
     Parts,
+    Region,
     Unpacked,
     read_scales,
     read_words,
+    select,
+    words,
 )
 from worker.executors.weights.quantized import UInt8
 from worker.models.config_reader import ConfigReader
@@ -41,13 +44,19 @@ class AwqScheme:
         parts = Parts(tensors, module, "qweight", shape)
         rows, columns = shape
         group = parts.whole_groups(self.group)
-        words = -(-rows // _PER_WORD)
-        codes = parts.take("qweight", columns, words, dtypes=("I32",))
-        zeros = parts.take("qzeros", columns // group, words, dtypes=("I32",))
+        num_words = -(-rows // _PER_WORD)
+        codes = parts.take("qweight", columns, num_words, dtypes=("I32",))
+        zeros = parts.take("qzeros", columns // group, num_words, dtypes=("I32",))
         scales = parts.take("scales", columns // group, rows, dtypes=FLOATS)
 
-        def read() -> Unpacked:
-            return Unpacked(_columns(codes), _columns(zeros), np.ascontiguousarray(read_scales(scales).T))
+        def read(part: Region) -> Unpacked:
+            packed = words(part.rows, _BITS)
+            values = read_scales(select(scales, part.groups, part.rows))
+            return Unpacked(
+                _columns(select(codes, part.columns, packed)),
+                _columns(select(zeros, part.groups, packed)),
+                np.ascontiguousarray(values.T),
+            )
 
         return PackedMatrix(
             name=codes.name,

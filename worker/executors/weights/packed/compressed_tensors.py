@@ -19,9 +19,12 @@ from worker.executors.weights.packed.matrix import (
     WORD_BITS,
     PackedMatrix,
     Parts,
+    Region,
     Unpacked,
     read_scales,
     read_words,
+    select,
+    words,
 )
 from worker.executors.weights.quantized import UInt8
 from worker.models.config_reader import ConfigReader
@@ -63,8 +66,8 @@ class CompressedTensorsScheme:
         settings = self._settings(module, parts.codes)
         rows, columns = shape
         group = parts.whole_groups(settings.group)
-        words = -(-columns * settings.bits // WORD_BITS)
-        codes = parts.take("weight_packed", rows, words, dtypes=("I32",))
+        num_words = -(-columns * settings.bits // WORD_BITS)
+        codes = parts.take("weight_packed", rows, num_words, dtypes=("I32",))
         scales = parts.take("weight_scale", rows, columns // group, dtypes=FLOATS)
         declared = parts.take("weight_shape", 2, dtypes=("I64", "I32"))
         if tuple(declared.to_integers()) != shape:
@@ -83,12 +86,16 @@ class CompressedTensorsScheme:
                 " quantise the model again without actorder"
             )
 
-        def read() -> Unpacked:
-            values = read_scales(scales)
+        def read(part: Region) -> Unpacked:
+            values = read_scales(select(scales, part.rows, part.groups))
             middle = np.uint8(1 << (settings.bits - 1))
-            found = np.full_like(values, middle, np.uint8) if zeros is None else _zeros(zeros, settings.bits)
-            packed = read_words(codes, settings.bits).reshape(rows, -1)
-            return Unpacked(packed, found, values)
+            found = (
+                np.full_like(values, middle, np.uint8)
+                if zeros is None
+                else _zeros(zeros, settings.bits, part)
+            )
+            packed = read_words(select(codes, part.rows, words(part.columns, settings.bits)), settings.bits)
+            return Unpacked(packed.reshape(part.rows.size, -1), found, values)
 
         return PackedMatrix(
             name=codes.name,
@@ -176,15 +183,16 @@ def _has_input_scale(inputs: object, what: str) -> bool:
 
 def _take_zeros(parts: Parts, bits: int, groups: int) -> TensorRef:
     """Remove and return the zero points: words, or (in early checkpoints) one byte each."""
-    words = -(-parts.rows * bits // WORD_BITS)
+    num_words = -(-parts.rows * bits // WORD_BITS)
     if parts.dtype_of("weight_zero_point") == "I8":
         return parts.take("weight_zero_point", parts.rows, groups, dtypes=("I8",))
-    return parts.take("weight_zero_point", words, groups, dtypes=("I32",))
+    return parts.take("weight_zero_point", num_words, groups, dtypes=("I32",))
 
 
-def _zeros(tensor: TensorRef, bits: int) -> UInt8:
+def _zeros(tensor: TensorRef, bits: int, part: Region) -> UInt8:
     """Return zero points above the least code, [out or more, groups]."""
     if tensor.dtype == "I8":
-        return (tensor.to_integers() + (1 << (bits - 1))).astype(np.uint8)
-    words = read_words(tensor, bits).transpose(0, 2, 1)
-    return np.ascontiguousarray(words.reshape(-1, words.shape[2]))
+        codes = select(tensor, part.rows, part.groups).to_integers() + (1 << (bits - 1))
+        return codes.astype(np.uint8)
+    packed = read_words(select(tensor, words(part.rows, bits), part.groups), bits).transpose(0, 2, 1)
+    return np.ascontiguousarray(packed.reshape(-1, packed.shape[2]))

@@ -19,9 +19,12 @@ from worker.executors.weights.packed.matrix import (
     WORD_BITS,
     PackedMatrix,
     Parts,
+    Region,
     Unpacked,
     read_scales,
     read_words,
+    select,
+    words,
 )
 from worker.executors.weights.quantized import UInt8
 from worker.models.config_reader import ConfigReader
@@ -71,8 +74,12 @@ class GptqScheme:
         scales = parts.take("scales", columns // group, rows, dtypes=FLOATS)
         index = parts.take_optional("g_idx")
 
-        def read() -> Unpacked:
-            return Unpacked(self._codes(codes), self._zeros(zeros), _transposed(read_scales(scales)))
+        def read(part: Region) -> Unpacked:
+            return Unpacked(
+                self._codes(select(codes, words(part.columns, self.bits), part.rows)),
+                self._zeros(select(zeros, part.groups, words(part.rows, self.bits))),
+                _transposed(read_scales(select(scales, part.groups, part.rows))),
+            )
 
         return PackedMatrix(
             name=codes.name,

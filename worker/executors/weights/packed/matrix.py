@@ -5,7 +5,8 @@ beside it. Knows nothing of parameters' names, row orders or executors.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import gcd
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from services.artifacts.errors import ArtifactError
 from services.artifacts.tensors import TensorRef
 from worker.executors.weights.quantized import GROUPS, CodeLayout, Float32, QuantizedMatrix, UInt8
+from worker.plan.shard import Span, WeightPart
 
 WORD_BITS = 32
 
@@ -30,6 +32,18 @@ class Unpacked:
     """[out, groups], never filled up."""
 
 
+@dataclass(frozen=True, slots=True)
+class Region:
+    """What is to be unpacked of a matrix."""
+
+    rows: Span
+    """Begin at a whole word of rows, and end at one or where the matrix ends."""
+    columns: Span
+    """The same of columns."""
+    groups: Span | None
+    """Those that hold the columns; None: all, because columns are out of order."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedMatrix:
     """One packed parameter, still on disk; `name`, `file` and `shape` as a `TensorRef` has them."""
@@ -44,7 +58,32 @@ class PackedMatrix:
     """Columns that share a scale; it divides `in`."""
     order: NDArray[np.int64] | None
     """[in]: the group of each column where groups are not runs of columns (act-order), else None."""
-    read: Callable[[], Unpacked]
+    read: Callable[[Region], Unpacked]
+    part: WeightPart | None = None
+    """What this is of the matrix on disk; None: all of it."""
+
+    def cut(self, part: WeightPart) -> "PackedMatrix":
+        """Return a part of the whole matrix; nothing else of it will be read.
+
+        A group that a border goes through becomes smaller ones, all with its scale.
+
+        Raises:
+            ArtifactError: A border lies inside a word, or leaves groups that executors do not take.
+        """
+        rows, columns = self._spans(part)
+        word = WORD_BITS // self.bits
+        unit = word if self.order is not None else min(GROUPS)
+        for axis, span, step, length in (
+            ("rows", rows, word, self.shape[0]),
+            ("columns", columns, unit, self.shape[1]),
+        ):
+            if span.start % step or (span.stop % step and span.stop != length):
+                raise ArtifactError(
+                    f"{self.file}: tensor {self.name}: {axis} {span.start} to {span.stop} cannot be cut out:"
+                    f" {step} of them belong together"
+                )
+        order = None if self.order is None else self.order[columns.start : columns.stop]
+        return replace(self, shape=(rows.size, columns.size), order=order, part=part)
 
     def to_codes(self) -> QuantizedMatrix | None:
         """Return codes in groups that executors take; None where columns are out of order.
@@ -55,17 +94,21 @@ class PackedMatrix:
         if self.order is not None:
             return None
         part = self._unpack()
-        group = _executor_group(self.group)
-        repeats = self.group // group
-        scales = np.repeat(part.scales, repeats, axis=1)
-        zeros = np.repeat(part.zeros, repeats, axis=1)
+        group = self._executor_group
+        # The first group may have been cut.
+        first = self._spans(self.part)[1].start % self.group // group
+        kept = slice(first, first + self.shape[1] // group)
+        scales, zeros = (
+            np.ascontiguousarray(np.repeat(values, self.group // group, axis=1)[:, kept])
+            for values in (part.scales, part.zeros)
+        )
         return QuantizedMatrix(part.codes, self.bits, group, scales, -(scales * zeros))
 
     def layout(self) -> CodeLayout | None:
         """Return how `to_codes` will hold it. Zero points are not read, so it counts on offsets."""
         if self.order is not None:
             return None
-        return CodeLayout(self.bits, _executor_group(self.group), has_offsets=True)
+        return CodeLayout(self.bits, self._executor_group, has_offsets=True)
 
     def to_float32(self) -> Float32:
         """Return the values, a new array.
@@ -81,10 +124,25 @@ class PackedMatrix:
         values -= (part.scales * part.zeros)[:, self.order]
         return values
 
+    def _spans(self, part: WeightPart | None) -> tuple[Span, Span]:
+        """Return the rows and columns on disk that a part names; an axis that it does not cut is whole."""
+        part = part or WeightPart()
+        return part.rows or Span(0, self.shape[0]), part.columns or Span(0, self.shape[1])
+
+    @property
+    def _executor_group(self) -> int:
+        columns = self._spans(self.part)[1]
+        shared = gcd(self.group, columns.start, columns.stop)
+        return next(size for size in reversed(GROUPS) if shared % size == 0)
+
     def _unpack(self) -> Unpacked:
-        rows, columns = self.shape
-        part = self.read()
-        return Unpacked(np.ascontiguousarray(part.codes[:rows, :columns]), part.zeros[:rows], part.scales)
+        rows, columns = self._spans(self.part)
+        is_ordered = self.order is None
+        groups = Span(columns.start // self.group, -(-columns.stop // self.group)) if is_ordered else None
+        found = self.read(Region(rows, columns, groups))
+        num_rows, num_columns = self.shape
+        codes = np.ascontiguousarray(found.codes[:num_rows, :num_columns])
+        return Unpacked(codes, found.zeros[:num_rows], found.scales)
 
 
 class Parts:
@@ -161,6 +219,19 @@ class Parts:
 FLOATS = ("F16", "BF16", "F32")
 
 
+def select(tensor: TensorRef, rows: Span | None, columns: Span | None) -> TensorRef:
+    """Return a part of a tensor of codes, words or scales, without reading the rest; None is all."""
+    if rows is not None:
+        tensor = tensor.select_rows(slice(rows.start, rows.stop))
+    return tensor if columns is None else tensor.select_columns(columns.start, columns.stop)
+
+
+def words(span: Span, bits: int) -> Span:
+    """Return the words that hold codes, the last of them perhaps not full (20 codes of 4 bits: 3)."""
+    per_word = WORD_BITS // bits
+    return Span(span.start // per_word, -(-span.stop // per_word))
+
+
 def read_words(tensor: TensorRef, bits: int) -> UInt8:
     """Return the codes of a tensor of 32-bit words, [rows, words, codes in a word], lowest bits first.
 
@@ -184,7 +255,3 @@ def read_scales(tensor: TensorRef) -> Float32:
             f"{tensor.file}: tensor {tensor.name} holds NaN or infinity; fetch the model again"
         )
     return scales
-
-
-def _executor_group(group: int) -> int:
-    return next(size for size in reversed(GROUPS) if group % size == 0)
