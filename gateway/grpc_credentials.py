@@ -8,25 +8,19 @@ import ipaddress
 import grpc
 
 from gateway.core.auth import Authenticator
-from gateway.core.keys import KeyScope
 from gateway.core.request import Caller
 from gateway.http.credentials import FORWARDED
 from services.chassis.tls import names_of
 from services.domain.errors import BadCredential
 
 
-def caller_of(
-    auth: Authenticator, context: grpc.aio.ServicerContext, scope: KeyScope = KeyScope.GENERATE
-) -> Caller:
-    """Return who calls.
+def caller_of(auth: Authenticator, context: grpc.aio.ServicerContext) -> Caller:
+    """Return who calls, whatever for.
 
     Raises:
         BadCredential: Nothing that was shown says so.
-        NotYours: It was not for what `scope` says.
     """
-    return auth.authenticate(
-        key_of(context), from_loopback=is_local(context), certificate=names_of(context), scope=scope
-    )
+    return auth.identify(key_of(context), from_loopback=is_local(context), certificate=names_of(context))
 
 
 def key_of(context: grpc.aio.ServicerContext) -> str | None:

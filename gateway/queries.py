@@ -11,6 +11,7 @@ from gateway.models import ModelBook
 from gateway.places import Phase
 from gateway.prompts import PromptEncoder
 from gateway.settler import Settler
+from gateway.standings import Standings
 from gateway.stores.quota import QuotaStore
 from gateway.usage import UsageReports
 from services.domain.errors import UnknownRequest
@@ -48,6 +49,7 @@ class Queries:
     settler: Settler
     quota: QuotaStore
     usage: UsageReports
+    standings: Standings
 
     def served_models(self, caller: Caller) -> list[ModelState]:
         """Return the models that the caller can call now, by the names it may use."""

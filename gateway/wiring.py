@@ -26,6 +26,7 @@ from gateway.outage import OutagePolicy
 from gateway.prompts import PromptEncoder
 from gateway.queries import Queries
 from gateway.settler import Settler
+from gateway.standings import Standings
 from gateway.stores.quota import QuotaStore
 from gateway.stores.tenants import TenantLog
 from gateway.tenancy import TenantAdmin
@@ -140,6 +141,7 @@ def build_parts(
         settler=settler,
         quota=quota,
         usage=UsageReports(tenants, quota, time.time),
+        standings=Standings(auth=auth, quota=quota),
     )
     host.spawn(scheduler.run(), name="scheduler-link")
     host.spawn(settler.run(), name="settler")

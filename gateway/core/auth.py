@@ -26,6 +26,7 @@ LOCAL_TENANT = Tenant(
 )
 """What it may, unless a file says otherwise."""
 
+_KEY_NEEDED = "a key is needed: send it as `authorization: Bearer KEY`"
 _SALT_VERSION = b"quire.salt.v1"
 
 
@@ -50,33 +51,56 @@ class Authenticator:
         certificate: Sequence[str] = (),
         scope: KeyScope = KeyScope.GENERATE,
     ) -> Caller:
-        """Return the caller behind `key`; without one, behind `certificate`; else `local` on loopback.
-
-        A key that is given must be valid: nothing makes up for one that is not.
+        """Return the caller that `identify` finds, if it may do what `scope` says.
 
         Args:
-            certificate: Names in the certificate that the caller has proven to hold. It opens what a usual
-                key does, never the admin's calls.
             scope: What the call is about to do; an admin's calls are made with a key from everywhere.
 
         Raises:
             BadCredential: The key is not valid, or one is needed and missing.
             NotYours: It is valid, but not for this.
         """
-        if key is None and certificate and scope is not KeyScope.ADMIN:
+        if key is None and scope is KeyScope.ADMIN:
+            raise BadCredential(_KEY_NEEDED)
+        caller = self.identify(key, from_loopback=from_loopback, certificate=certificate)
+        self.require(caller, scope)
+        return caller
+
+    def identify(self, key: str | None, *, from_loopback: bool, certificate: Sequence[str] = ()) -> Caller:
+        """Return the caller behind `key`; without one, behind `certificate`; else `local` on loopback.
+
+        A key that is given must be valid: nothing makes up for one that is not. What it is for is not asked.
+
+        Args:
+            certificate: Names in the certificate that the caller has proven to hold. It opens what a usual
+                key does, never the admin's calls.
+
+        Raises:
+            BadCredential: The key is not valid, or one is needed and missing.
+        """
+        if key is None and certificate:
             return Caller(tenant=self._holder_of(certificate), key_id="")
         if key is None:
-            if not from_loopback or scope is KeyScope.ADMIN:
-                raise BadCredential("a key is needed: send it as `authorization: Bearer KEY`")
+            if not from_loopback:
+                raise BadCredential(_KEY_NEEDED)
             return Caller(tenant=LOCAL, key_id="")
-        now = self._clock()
         found = find_key(self._directory.keys, self._server_key, key)
-        if found is None or not found.is_valid(now):
+        if found is None or not found.is_valid(self._clock()):
             raise BadCredential("the key is not valid" if found is None else "the key has expired")
-        if scope not in found.scopes:
-            raise NotYours(f"key {found.id} has no scope `{scope}`")
-        self._used[found.id] = now
         return Caller(tenant=found.tenant, key_id=found.id)
+
+    def require(self, caller: Caller, scope: KeyScope) -> None:
+        """Note that the caller's key is used for what `scope` says.
+
+        Raises:
+            NotYours: It is not for that.
+        """
+        key = self._directory.keys.get(caller.key_id)
+        if key is None:
+            return
+        if scope not in key.scopes:
+            raise NotYours(f"key {key.id} has no scope `{scope}`")
+        self._used[key.id] = self._clock()
 
     def _holder_of(self, certificate: Sequence[str]) -> TenantId:
         book = self._directory.book
@@ -102,11 +126,14 @@ class Authenticator:
             raise BadCredential("the tenant of this key is not known any more")
         return known
 
-    def account_of(self, caller: Caller, *, model: str, request_class: RequestClass) -> Account:
+    def account_of(
+        self, caller: Caller, *, model: str = "", request_class: RequestClass | None = None
+    ) -> Account:
         """Return all that a request of the caller counts against, as the limits are now.
 
         Args:
-            model: The name that it called the model by.
+            model: The name that it called the model by; empty: what counts whatever it calls.
+            request_class: None: what counts whatever the length.
 
         Raises:
             BadCredential: The tenant is gone.

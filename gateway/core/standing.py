@@ -63,6 +63,12 @@ def standing_of(account: Account, states: Sequence[ScopeState]) -> Standing:
     return Standing(headers, warnings)
 
 
+def is_told(limits: Limits) -> bool:
+    """Say whether answers tell anything of `limits`."""
+    told = (limits.requests_per_minute, limits.tokens_per_minute, limits.daily, limits.monthly)
+    return any(one is not None for one in told)
+
+
 def duration(seconds: float) -> str:
     """Return a time as OpenAI's headers have it: `17ms`, `1.5s`, `6m0s`."""
     if seconds < 1:

@@ -24,13 +24,14 @@ from gateway.core.auth import Authenticator
 from gateway.core.keys import KeyScope
 from gateway.core.request import Caller, GenerationRequest
 from gateway.http.answers import Answer, Events
-from gateway.http.edge import CALLER, Edge
+from gateway.http.edge import CALLER, TOLD, Edge
 from gateway.http.errors import BodyTooLarge, BodyTooSlow, response_of, response_of_route
 from gateway.http.owner import ClientGone, Patience, while_connected
 from gateway.http.parse import Call, parse_chat, parse_completion
 from gateway.http.render import ChatRenderer, CompletionRenderer, Renderer
 from gateway.http.server import ABORT
 from gateway.http.usage import usage_body
+from gateway.standings import Standings
 from gateway.usage import UsageReports
 from services.domain.errors import InvalidField, ServeError, UnknownModel
 from services.domain.ids import RequestId
@@ -54,6 +55,8 @@ class Queries(Protocol):
 
     @property
     def usage(self) -> UsageReports: ...
+    @property
+    def standings(self) -> Standings: ...
     def served_models(self, caller: Caller) -> list[ModelState]: ...
 
 
@@ -100,7 +103,14 @@ def build_app(
             Route("/v1/completions", door.completions, methods=["POST"]),
             Route("/v1/chat/completions", door.chat, methods=["POST"]),
         ],
-        middleware=[Middleware(Edge, authenticator=authenticator, scopes={USAGE_PATH: KeyScope.USAGE})],
+        middleware=[
+            Middleware(
+                Edge,
+                authenticator=authenticator,
+                scopes={USAGE_PATH: KeyScope.USAGE},
+                standing_of=queries.standings.of,
+            )
+        ],
         exception_handlers={HTTPException: _on_route_error},
     )
     app.router.redirect_slashes = False
@@ -181,6 +191,11 @@ class _Door:
         if call.ignored:
             headers[IGNORED_HEADER] = header_of_names(call.ignored)
         patience = Patience()
+
+        def on_standing(standing: Mapping[str, str]) -> None:
+            headers.update(standing)
+            request.scope[TOLD] = True
+
         sources = [
             self._generate.run(
                 each,
@@ -189,7 +204,7 @@ class _Door:
                 arrived=time.monotonic(),
                 traceparent=request.headers.get("traceparent", ""),
                 on_slow=patience.on_slow,
-                on_standing=headers.update,
+                on_standing=on_standing,
             )
             for each, request_id in zip(call.requests, ids, strict=True)
         ]

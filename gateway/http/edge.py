@@ -4,13 +4,14 @@ Knows no route, only which paths another scope of key opens: one that is added l
 others, and so are those that do not exist.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.core.auth import Authenticator
 from gateway.core.keys import KeyScope
+from gateway.core.request import Caller
 from gateway.http.credentials import is_local, key_of
 from gateway.http.errors import internal_error, response_of
 from gateway.http.owner import ClientGone
@@ -19,6 +20,9 @@ from services.domain.errors import ServeError
 
 CALLER = "quire.caller"
 """Key in the scope under which routes find who calls."""
+TOLD = "quire.told"
+"""Key in the scope that a route sets where its answer itself tells how the caller stands at its limits."""
+_RATE = b"x-ratelimit-"
 
 
 class Edge:
@@ -26,12 +30,20 @@ class Edge:
 
     Args:
         scopes: Path -> what a key must be for, where that is not to generate.
+        standing_of: Returns the headers that tell how a caller stands at its limits.
     """
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator, scopes: Mapping[str, KeyScope]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        authenticator: Authenticator,
+        scopes: Mapping[str, KeyScope],
+        standing_of: Callable[[Caller], Awaitable[Mapping[str, str]]],
+    ) -> None:
         self._app = app
         self._authenticator = authenticator
         self._scopes = scopes
+        self._standing_of = standing_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -40,18 +52,20 @@ class Edge:
 
         async def watched_send(message: Message) -> None:
             nonlocal has_begun
+            if message["type"] == "http.response.start":
+                await self._tell(scope, message)
             has_begun = True
             await send(message)
 
         try:
             headers = Headers(scope=scope)
             peer = scope["client"][0] if scope.get("client") else ""
-            scope[CALLER] = self._authenticator.authenticate(
+            caller = scope[CALLER] = self._authenticator.identify(
                 key_of(headers),
                 from_loopback=is_local(peer, headers),
                 certificate=scope.get(CERTIFICATE, ()),
-                scope=self._scopes.get(scope["path"], KeyScope.GENERATE),
             )
+            self._authenticator.require(caller, self._scopes.get(scope["path"], KeyScope.GENERATE))
             await self._app(scope, receive, watched_send)
         except ClientGone:
             return
@@ -59,4 +73,15 @@ class Edge:
             if has_begun:
                 raise
             told = error if isinstance(error, ServeError) else internal_error(error)
-            await response_of(told)(scope, receive, send)
+            await response_of(told)(scope, receive, watched_send)
+
+    async def _tell(self, scope: Scope, message: Message) -> None:
+        """Add how the caller stands to the head of an answer that does not say so itself."""
+        caller = scope.get(CALLER)
+        if caller is None or scope.get(TOLD) or any(name.startswith(_RATE) for name, _ in message["headers"]):
+            return
+        standing = await self._standing_of(caller)
+        message["headers"] = [
+            *message["headers"],
+            *((name.encode(), value.encode()) for name, value in standing.items()),
+        ]

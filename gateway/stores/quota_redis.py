@@ -137,7 +137,9 @@ class RedisQuota:
         return found
 
     async def use(self, account: Account) -> list[ScopeUse]:
-        uses = await self._run(account.organisation, ["use", *_limits_of(account)])
+        # An answer waits for it.
+        keys, args = _keys(account.organisation), ["use", *_limits_of(account)]
+        uses = await self._redis.run_script(self._script, keys, args)
         return [
             ScopeUse(
                 num_leases=held,

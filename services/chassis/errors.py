@@ -79,8 +79,9 @@ def trailing_metadata(error: ServeError) -> tuple[tuple[str, str | bytes], ...]:
 
 
 async def abort(context: grpc.aio.ServicerContext, error: ServeError) -> None:
-    """End the call with `error`'s status. Never returns: gRPC raises."""
-    await context.abort(_GRPC_CODES[error.code], error.message, trailing_metadata(error))
+    """End the call with `error`'s status and what the handler set to be told. Never returns: gRPC raises."""
+    told = dict(context.trailing_metadata() or ()) | dict(trailing_metadata(error))
+    await context.abort(_GRPC_CODES[error.code], error.message, tuple(told.items()))
 
 
 def from_rpc_error(error: grpc.RpcError) -> ServeError:

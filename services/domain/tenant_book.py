@@ -89,7 +89,7 @@ class TenantBook:
         self,
         tenant: TenantId,
         *,
-        request_class: RequestClass,
+        request_class: RequestClass | None,
         model: str,
         key_id: str = "",
         key_limits: Limits = _UNLIMITED,
@@ -97,6 +97,7 @@ class TenantBook:
         """Return all scopes that one request of a known tenant is charged to.
 
         Args:
+            request_class: None leaves out the scopes of classes.
             model: The name it called the model by.
             key_id: Empty without a key.
         """
@@ -107,7 +108,7 @@ class TenantBook:
             scopes.append(Scope(kind=ScopeKind.KEY, id=f"{tenant}/{key_id}", limits=key_limits))
         for one in line:
             limits = one.long_class if request_class is RequestClass.LONG else one.short_class
-            if limits != _UNLIMITED:
+            if request_class is not None and limits != _UNLIMITED:
                 name = f"{one.id}/{request_class.name.lower()}"
                 scopes.append(Scope(kind=ScopeKind.CLASS, id=name, limits=limits))
         for one in line:

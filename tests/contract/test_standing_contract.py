@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from gateway.core.standing import WARNING_HEADER
+from gateway.core.standing import WARNING_HEADER, standing_of
+from gateway.standings import states_of
 from gateway.stores.quota import QuotaStore
 from services.domain.errors import QuotaExceeded
 from services.domain.limits import Budget, Limits, Rate
@@ -30,6 +31,19 @@ async def test_what_is_left_is_told_after_each_reservation_and_with_a_refusal(st
     told = caught.value.detail.rate_limits
     assert 50 <= int(told[LEFT.format("tokens")]) <= 60
     assert told.keys() == second.keys()
+
+
+async def test_who_reserves_nothing_is_told_the_same(store: QuotaStore) -> None:
+    account = an_account(
+        Limits(requests_per_minute=Rate(per_minute=10**6, burst=3), daily=Budget(tokens=1000, warn_at=0.03)),
+        Limits(tokens_per_minute=Rate(per_minute=10**6)),
+    )
+    before = standing_of(account, states_of(await store.use(account)))
+    assert before.headers[LEFT.format("requests")] == "3"
+    await store.settle([a_settlement(account, 1)])
+    after = standing_of(account, states_of(await store.use(account)))
+    assert after.headers[WARNING_HEADER] == "tenant/team/daily_budget 40 of 1000 tokens"
+    assert after.headers.keys() == before.headers.keys() | {WARNING_HEADER}
 
 
 async def test_a_budget_warns_when_its_share_is_used_not_when_it_is_reserved(store: QuotaStore) -> None:

@@ -1,0 +1,41 @@
+"""How a caller stands at its limits, for answers that reserve nothing: errors, lists of models, own usage.
+
+Asks the store for what reservations tell of their own accord. Counts and changes nothing, and no answer fails
+for it: where nothing is limited, or the store does not answer, nothing is told.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gateway.core.auth import Authenticator
+from gateway.core.request import Caller
+from gateway.core.standing import ScopeState, is_told, standing_of
+from gateway.stores.quota import QuotaStore, ScopeUse
+from services.domain.errors import BadCredential, DependencyDown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standings:
+    """See the module."""
+
+    auth: Authenticator
+    quota: QuotaStore
+
+    async def of(self, caller: Caller) -> Mapping[str, str]:
+        """Return the headers (metadata) that tell how `caller` stands now, as its tenant, parents and key."""
+        try:
+            account = self.auth.account_of(caller)
+            if not any(is_told(scope.limits) for scope in account.scopes):
+                return {}
+            uses = await self.quota.use(account)
+        except (BadCredential, DependencyDown):
+            return {}
+        return standing_of(account, states_of(uses)).headers
+
+
+def states_of(uses: Sequence[ScopeUse]) -> list[ScopeState]:
+    """Return what a standing is made of."""
+    return [
+        ScopeState(use.left_requests or 0, use.left_tokens or 0, use.day_spent, use.month_spent)
+        for use in uses
+    ]
