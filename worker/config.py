@@ -22,9 +22,10 @@ class ExecutorKind(StrEnum):
     """What computes a step."""
 
     AUTO = "auto"
-    """Native, or torch where that cannot be."""
+    """Triton where there is a GPU, else native, or torch where that cannot be."""
     NATIVE = "native"
     TORCH = "torch"
+    TRITON = "triton"
     SIM = "sim"
 
 
@@ -40,12 +41,14 @@ class WorkerConfig:
     model: str = ""
     """NAME=PATH: the name callers use, and a model folder or GGUF file; a sim takes a bare NAME too."""
     executor: ExecutorKind = ExecutorKind.AUTO
-    """native computes in C++, torch is the reference, auto takes native where it can, else torch; sim only
-    waits as long as computing would take."""
+    """triton computes on a GPU, native in C++, torch is the reference; auto takes the first of them that can;
+    sim only waits as long as computing would take."""
     compute: Compute = Compute.INT8
-    """What activations become before a product with quantised weights: int8 in groups of 32, or fp32."""
+    """What native code makes of activations before a product with quantised weights: int8 in groups of 32, or
+    fp32."""
     kv_format: KvFormat | None = None
-    """Numbers of the KV memory: f32, bf16 or int8; absent: int8, and f32 in torch, which has no other."""
+    """Numbers of the KV memory: f32 (not on a GPU), bf16, f16 (only there) or int8; absent: int8, and f32 in
+    torch, which has no other."""
     instruction_set: str = "auto"
     """What native code is made for: avx512vnni, avx2vnni, avx2, neon or portable; auto: this CPU's best."""
     host: str = "127.0.0.1"
@@ -61,11 +64,12 @@ class WorkerConfig:
     kvmanager: str = ""
     """host:port of the kvmanager; empty: none, prefixes are reused here but known to nobody."""
     kv_memory: ByteSize | None = None
-    """Bytes of the KV pool, e.g. 512MiB; absent: --kv-memory-fraction of what is free."""
+    """Bytes of the KV pool, e.g. 512MiB; absent: by what is free (--kv-memory-fraction)."""
     page_size: int = 16
     """Tokens in a page of the KV pool: 16, 32, 64 or 128. A cached prefix is reused in whole pages."""
-    kv_memory_fraction: float = 0.25
-    """Share of the memory free after loading that the KV pool takes when --kv-memory is absent."""
+    kv_memory_fraction: float | None = None
+    """Share of the memory free after loading that the KV pool takes when --kv-memory is absent; absent: 0.25,
+    and on a GPU all that its largest step and a reserve leave."""
     max_context_tokens: int | None = None
     """Longest prompt + output; absent: the model's own limit."""
     max_sequences: int = 32
@@ -121,7 +125,8 @@ class WorkerConfig:
             raise ValueError(
                 f"page_size must be one of {', '.join(map(str, PAGE_SIZES))}, got {self.page_size}"
             )
-        check_range("kv_memory_fraction", self.kv_memory_fraction, 0.01, 0.95)
+        if self.kv_memory_fraction is not None:
+            check_range("kv_memory_fraction", self.kv_memory_fraction, 0.01, 0.95)
         check_range("max_sequences", self.max_sequences, 1, 1024)
         check_range("max_step_tokens", self.max_step_tokens, self.max_sequences + 1, 1 << 16)
         check_range("max_prefill_tokens", self.max_prefill_tokens, 1, self.max_step_tokens)

@@ -1,10 +1,12 @@
 """Chooses what computes a model on this machine, and loads it.
 
-Knows which executor needs what: the native one a compiler and a plan whose operations it has, the torch one
-its extra. Imports torch only when that is what computes; knows nothing of pools or of what is served.
+Knows which executor needs what: Triton a GPU, the native one a compiler and a plan whose operations it has,
+the torch one its extra. Imports torch only when that or Triton computes; knows nothing of pools or of what is
+served.
 """
 
-import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 
 import structlog
@@ -13,12 +15,15 @@ from services.artifacts.artifact import ModelArtifact, open_artifact
 from services.chassis.fatal import FatalError
 from services.domain.kv_layout import KvFormat
 from worker.config import Compute, ExecutorKind, WorkerConfig
+from worker.devices import Device, NoDevice, UnusableDevice, find_device, has_module, is_interpreted
 from worker.executors.base import Executor
 from worker.executors.native.bound_plan import UnsupportedOperation
 from worker.executors.native.build import NoCompiler
 from worker.executors.native.library import KV_FORMATS
 from worker.executors.native.library import Compute as NativeCompute
 from worker.executors.native_executor import NativeOptions, load_native_executor
+from worker.executors.weights.gpu_size import least_bytes
+from worker.executors.weights.loader import open_model
 from worker.memory import check_weights_fit, free_memory_bytes
 
 TORCH_WEIGHT_BYTES = 4
@@ -27,31 +32,101 @@ TORCH_WEIGHT_BYTES = 4
 _log = structlog.get_logger()
 
 
-def load_executor(config: WorkerConfig) -> Executor:
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """Where a model was loaded that does not compute in the host's memory."""
+
+    device: Device
+    free_before: int
+    """Bytes that were free there before it was loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A loaded model, its KV memory not allocated yet."""
+
+    executor: Executor
+    on: OnDevice | None = None
+    """None: the host."""
+
+
+def open_executor(config: WorkerConfig, find: Callable[[], Device] = find_device) -> Opened:
     """Load the model that `config` names into the executor that it asks for.
 
-    `auto` takes the native one, and torch where there is no compiler or an operation is lacking; that is said
-    once.
+    `auto` takes Triton where there is a GPU, else the native executor, and torch where there is no compiler
+    or an operation is lacking. Whatever is here and cannot be used is said once.
+
+    Args:
+        find: Returns the GPU to use, or raises `NoDevice`.
 
     Raises:
         ArtifactError: The model cannot be read or computed.
         FatalError: What it takes is not here, or memory is too small; one line says what to do.
     """
     assert config.model_path is not None, "checked by the configuration"
-    if config.kv_format not in (None, *KV_FORMATS):
-        raise FatalError(
-            f"--kv-format {config.kv_format}: executors here keep KV in {', '.join(KV_FORMATS)}"
-        )  # fmt: skip
     artifact = open_artifact(config.model_path)
     if config.executor is ExecutorKind.TORCH:
-        return _load_torch(config, artifact)
+        return Opened(_load_torch(config, artifact))
+    device = _device_of(config, find)
+    if device is not None:
+        return _load_triton(config, artifact, device)
+    _check_host_format(config)
     try:
-        return _load_native(config, artifact)
+        return Opened(_load_native(config, artifact))
     except (NoCompiler, UnsupportedOperation) as exc:
-        if config.executor is ExecutorKind.NATIVE or not _has_torch():
+        if config.executor is ExecutorKind.NATIVE or not has_module("torch"):
             raise FatalError(str(exc)) from exc
         _log.warning("torch_serves_instead_of_native", because=str(exc))
-    return _load_torch(config, artifact)
+    return Opened(_load_torch(config, artifact))
+
+
+def _device_of(config: WorkerConfig, find: Callable[[], Device]) -> Device | None:
+    """Return the device that Triton is to run on; None where it is not what runs."""
+    if config.executor is ExecutorKind.NATIVE:
+        return None
+    is_asked_for = config.executor is ExecutorKind.TRITON
+    if is_asked_for and is_interpreted():
+        return _interpreter()
+    try:
+        return find()
+    except NoDevice as exc:
+        if is_asked_for:
+            raise FatalError(f"--executor triton: {exc}; or take --executor native") from exc
+        if isinstance(exc, UnusableDevice):
+            _log.warning("gpu_not_used", because=str(exc))
+    return None
+
+
+def _interpreter() -> Device:
+    if not (has_module("torch") and has_module("triton")):
+        raise FatalError("--executor triton, interpreted, needs pip install 'quire[torch,triton]'")
+    from worker.executors.triton_device import Interpreter
+
+    _log.warning("kernels_are_interpreted", effect="every answer takes minutes: this is for tests")
+    return Interpreter()
+
+
+def _load_triton(config: WorkerConfig, artifact: ModelArtifact, device: Device) -> Opened:
+    from worker.executors.triton_device import load_on
+
+    free = device.memory().free_bytes
+    built, weights = open_model(artifact)
+    check_weights_fit(least_bytes(built.plan, weights), free)
+    executor = load_on(
+        device,
+        artifact,
+        model_name=config.model_name,
+        page_size=config.page_size,
+        kv_format=config.kv_format or KvFormat.INT8,
+    )
+    _log.info("computing_on_a_gpu", device=device.label)
+    return Opened(executor, OnDevice(device, free))
+
+
+def _check_host_format(config: WorkerConfig) -> None:
+    if config.kv_format not in (None, *KV_FORMATS):
+        formats = ", ".join(KV_FORMATS)
+        raise FatalError(f"--kv-format {config.kv_format}: executors on a CPU keep KV in {formats}")
 
 
 def _load_native(config: WorkerConfig, artifact: ModelArtifact) -> Executor:
@@ -72,6 +147,7 @@ def _load_native(config: WorkerConfig, artifact: ModelArtifact) -> Executor:
 
 
 def _load_torch(config: WorkerConfig, artifact: ModelArtifact) -> Executor:
+    _check_host_format(config)
     if config.kv_format not in (None, KvFormat.F32):
         raise FatalError(
             f"the torch executor keeps KV in f32; take --kv-format {config.kv_format} with --executor native"
@@ -85,7 +161,3 @@ def _load_torch(config: WorkerConfig, artifact: ModelArtifact) -> Executor:
     return load_torch_executor(
         artifact, model_name=config.model_name, page_size=config.page_size, num_threads=config.threads
     )
-
-
-def _has_torch() -> bool:
-    return importlib.util.find_spec("torch") is not None

@@ -5,6 +5,7 @@ Blocking, and run in a thread. Knows pools and the sim; which executor computes 
 
 import ctypes
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,11 +17,13 @@ from services.artifacts.errors import ArtifactError
 from services.chassis.fatal import FatalError
 from services.domain.generation import SamplingParams
 from worker.config import ExecutorKind, WorkerConfig
+from worker.device_memory import device_room, measure_use
 from worker.engine.batch import Batch, SampleRow
-from worker.executor_choice import load_executor
+from worker.executor_choice import Opened, open_executor
 from worker.executors.base import Executor
 from worker.executors.sim import CostModel, SimConfig, SimExecutor, SimFaults
-from worker.memory import PoolNeed, PoolSize, free_memory_bytes, size_pool
+from worker.largest_steps import StepLimits, largest_steps
+from worker.memory import KvRoom, PoolNeed, PoolSize, free_memory_bytes, host_room, size_pool
 
 SIM_TOKEN_BYTES = 23_040
 """What a token of a model of 135M parameters takes in 16-bit numbers."""
@@ -41,18 +44,21 @@ class Loaded:
     max_context_tokens: int
 
 
-def load(config: WorkerConfig) -> Loaded:
+def load(config: WorkerConfig, open_model: Callable[[WorkerConfig], Opened] = open_executor) -> Loaded:
     """Load what `config` names, allocate its KV memory and run one step.
+
+    Args:
+        open_model: Loads anything but a sim.
 
     Raises:
         FatalError: The model is damaged or missing, or memory is too small; one line says which.
     """
     started = time.monotonic()
     try:
-        executor = _load_sim(config) if config.executor is ExecutorKind.SIM else load_executor(config)
+        opened = Opened(_load_sim(config)) if config.executor is ExecutorKind.SIM else open_model(config)
     except ArtifactError as exc:
         raise FatalError(str(exc)) from exc
-    profile = executor.profile
+    executor, profile = opened.executor, opened.executor.profile
     max_context = min(profile.max_context_tokens, config.max_context_tokens or profile.max_context_tokens)
     need = PoolNeed(
         page_bytes=profile.page_bytes,
@@ -60,10 +66,7 @@ def load(config: WorkerConfig) -> Loaded:
         max_context_tokens=max_context,
         max_sequences=config.max_sequences,
     )
-    is_sim = config.executor is ExecutorKind.SIM
-    free = max(SIM_FREE_BYTES, config.kv_memory or 0) if is_sim else free_memory_bytes()
-    fraction = 1.0 if is_sim else config.kv_memory_fraction
-    pool = size_pool(need, kv_bytes=config.kv_memory, free_bytes=free, fraction=fraction)
+    pool = size_pool(need, kv_bytes=config.kv_memory, room=_room(config, opened, need))
     _log.info("kv_pool_sized", pages=pool.num_pages, arithmetic=pool.arithmetic)
     executor.allocate(pool.num_pages)
     executor.execute(warm_up_batch())
@@ -77,6 +80,24 @@ def load(config: WorkerConfig) -> Loaded:
         load_s=round(time.monotonic() - started, 2),
     )
     return Loaded(executor, pool, max_context)
+
+
+def _room(config: WorkerConfig, opened: Opened, need: PoolNeed) -> KvRoom:
+    """Return what the pool may take: of a device by a profile run, of the host by what is free."""
+    if config.executor is ExecutorKind.SIM:
+        return host_room(max(SIM_FREE_BYTES, config.kv_memory or 0), 1.0)
+    if opened.on is None:
+        return host_room(free_memory_bytes(), config.kv_memory_fraction)
+    limits = StepLimits(
+        max_sequences=config.max_sequences,
+        max_step_tokens=config.max_step_tokens,
+        max_context_tokens=need.max_context_tokens,
+        page_size=need.page_size,
+    )
+    use = measure_use(
+        opened.executor, opened.on.device, largest_steps(limits), free_before=opened.on.free_before
+    )
+    return device_room(use, config.kv_memory_fraction)
 
 
 def _give_back_free_heap() -> None:

@@ -1,6 +1,7 @@
 """Decides how many KV pages a worker gets, and says by what arithmetic.
 
-Knows the machine's free memory and bytes per page; knows nothing of models or devices.
+Knows the machine's free memory and bytes per page; knows nothing of models. What a GPU has room for is
+measured in `worker.device_memory`.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from services.chassis.fatal import FatalError
 from services.domain.capacity import pages_for
 
 MIB = 1 << 20
+HOST_FRACTION = 0.25
+"""Share of a host's free memory that a KV pool takes by itself: other processes live there too."""
 
 
 class TooLittleMemory(FatalError):
@@ -34,25 +37,42 @@ class PoolSize:
     arithmetic: str
 
 
-def size_pool(need: PoolNeed, *, kv_bytes: int | None, free_bytes: int, fraction: float) -> PoolSize:
-    """Return the pages for `kv_bytes`, or for a fraction of free memory when it is None.
+@dataclass(frozen=True, slots=True)
+class KvRoom:
+    """What a KV pool may take."""
 
-    Worked number: 8 GiB free, a fraction of 0.25 and pages of 720 KiB give 2,912 pages, unless all sequences
-    at full context need fewer: nothing could use more than that at once.
+    num_bytes: int
+    """What it takes where nobody says how much."""
+    most_bytes: int
+    """What it may be told to take."""
+    arithmetic: str
+    """Where `num_bytes` comes from."""
+
+
+def host_room(free_bytes: int, fraction: float | None) -> KvRoom:
+    """Return a fraction of the host's free memory (8 GiB free and 0.25: 2 GiB)."""
+    share = HOST_FRACTION if fraction is None else fraction
+    return KvRoom(int(free_bytes * share), free_bytes, f"{share:g} of {free_bytes / MIB:,.0f} MiB free")
+
+
+def size_pool(need: PoolNeed, *, kv_bytes: int | None, room: KvRoom) -> PoolSize:
+    """Return the pages for `kv_bytes`, or for what there is room for when it is None.
+
+    Worked number: room for 2 GiB and pages of 720 KiB give 2,912 pages, unless all sequences at full context
+    need fewer: nothing could use more than that at once.
 
     Raises:
         TooLittleMemory: Not even one page fits, or more is asked for than is free.
     """
     if kv_bytes is None:
-        budget = int(free_bytes * fraction)
         most = need.max_sequences * pages_for(need.max_context_tokens, need.page_size)
-        num_pages = min(budget // need.page_bytes, most)
-        source = f"{fraction:g} of {free_bytes / MIB:,.0f} MiB free, at most {most} pages for all sequences"
+        num_pages = min(room.num_bytes // need.page_bytes, most)
+        source = f"{room.arithmetic}, at most {most} pages for all sequences"
     else:
-        if kv_bytes > free_bytes:
+        if kv_bytes > room.most_bytes:
             raise TooLittleMemory(
                 f"--kv-memory asks for {kv_bytes / MIB:,.0f} MiB, "
-                f"{free_bytes / MIB:,.0f} MiB are free: ask for less"
+                f"{room.most_bytes / MIB:,.0f} MiB are free: ask for less"
             )
         num_pages = kv_bytes // need.page_bytes
         source = f"{kv_bytes / MIB:,.0f} MiB given"

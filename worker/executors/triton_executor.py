@@ -135,7 +135,7 @@ class TritonExecutor:
             raise ExecutorFault("a step failed on the device") from exc
 
     def close(self) -> None:
-        """Drop the KV memory; weights go with the executor itself."""
+        """Drop the KV memory, which may be allocated anew; weights go with the executor itself."""
         self._kv = None
         self._scratch = None
 

@@ -16,10 +16,14 @@ from tests.unit.executors.native_models import load_native
 from tests.unit.executors.tiny_models import make_model, save_folder, save_gguf
 from worker import executor_choice
 from worker.config import ExecutorKind, WorkerConfig
-from worker.executor_choice import load_executor
+from worker.devices import Device, DeviceMemory, NoDevice, UnusableDevice
+from worker.executor_choice import open_executor
 from worker.executors.native import bound_plan
 from worker.executors.native.packed_size import packed_bytes
+from worker.executors.weights.gpu_size import least_bytes
 from worker.executors.weights.loader import open_model
+from worker.loading import load, warm_up_batch
+from worker.memory import MIB
 from worker.plan.op import OpKind
 
 pytestmark = pytest.mark.timeout(600)
@@ -68,7 +72,7 @@ def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor_choice, "_has_torch", lambda: False)
+    monkeypatch.setattr(executor_choice, "has_module", lambda name: False)
 
 
 def config(model: Path, kind: ExecutorKind = ExecutorKind.AUTO, **fields: object) -> WorkerConfig:
@@ -86,7 +90,7 @@ def test_a_worker_starts_natively_without_torch(model: Path) -> None:
 @pytest.mark.usefixtures("no_compiler")
 def test_torch_serves_where_there_is_no_compiler_and_that_is_said_once(model: Path) -> None:
     with capture_logs() as logs:
-        assert load_executor(config(model)).profile.executor == "torch"
+        assert open_executor(config(model)).executor.profile.executor == "torch"
     (line,) = [log for log in logs if log["event"] == "torch_serves_instead_of_native"]
     assert "no g++" in line["because"]
 
@@ -94,14 +98,14 @@ def test_torch_serves_where_there_is_no_compiler_and_that_is_said_once(model: Pa
 @pytest.mark.usefixtures("no_compiler", "no_torch")
 def test_without_compiler_and_torch_one_line_names_both_remedies(model: Path) -> None:
     with pytest.raises(FatalError, match=r"install g\+\+.*pip install 'quire\[torch\]'") as raised:
-        load_executor(config(model))
+        open_executor(config(model))
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.usefixtures("no_compiler")
 def test_who_asks_for_native_gets_nothing_else(model: Path) -> None:
     with pytest.raises(FatalError, match=r"install g\+\+"):
-        load_executor(config(model, ExecutorKind.NATIVE))
+        open_executor(config(model, ExecutorKind.NATIVE))
 
 
 def test_torch_serves_a_model_with_an_operation_that_is_lacking(
@@ -109,16 +113,16 @@ def test_torch_serves_a_model_with_an_operation_that_is_lacking(
 ) -> None:
     monkeypatch.delitem(bound_plan.OP_KINDS, OpKind.ACT_MUL)
     with capture_logs() as logs:
-        assert load_executor(config(model)).profile.executor == "torch"
+        assert open_executor(config(model)).executor.profile.executor == "torch"
     assert any("act_mul" in str(log.get("because")) for log in logs)
     with pytest.raises(FatalError, match=r"act_mul.*quire\[torch\]"):
-        load_executor(config(model, ExecutorKind.NATIVE))
+        open_executor(config(model, ExecutorKind.NATIVE))
 
 
 def test_torch_serves_a_shape_that_is_lacking(tmp_path: Path) -> None:
     narrow = save_folder(make_model("llama", num_attention_heads=8, num_key_value_heads=8), tmp_path)
     with capture_logs() as logs:
-        assert load_executor(config(narrow)).profile.executor == "torch"
+        assert open_executor(config(narrow)).executor.profile.executor == "torch"
     assert any("head_dim 8" in str(log.get("because")) for log in logs)
 
 
@@ -146,25 +150,119 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_packed(
 ) -> None:
     monkeypatch.setattr(executor_choice, "free_memory_bytes", lambda: 1)
     with pytest.raises(FatalError, match="the weights need about"):
-        load_executor(config(model))
+        open_executor(config(model))
     assert not (tmp_path / "cache" / "packed").exists()
 
 
 def test_torch_is_taken_when_asked_for(model: Path) -> None:
-    assert load_executor(config(model, ExecutorKind.TORCH)).profile.executor == "torch"
+    assert open_executor(config(model, ExecutorKind.TORCH)).executor.profile.executor == "torch"
 
 
 def test_torch_has_no_narrow_kv_and_says_who_has(model: Path) -> None:
     with pytest.raises(FatalError, match="--kv-format int8 with --executor native"):
-        load_executor(config(model, ExecutorKind.TORCH, kv_format=KvFormat.INT8))
+        open_executor(config(model, ExecutorKind.TORCH, kv_format=KvFormat.INT8))
 
 
 def test_a_kv_format_that_no_executor_keeps_is_refused_by_name(model: Path) -> None:
     for kind in (ExecutorKind.AUTO, ExecutorKind.NATIVE, ExecutorKind.TORCH):
-        with pytest.raises(FatalError, match="--kv-format f16: executors here keep KV in f32, bf16, int8"):
-            load_executor(config(model, kind, kv_format=KvFormat.F16))
+        with pytest.raises(
+            FatalError, match="--kv-format f16: executors on a CPU keep KV in f32, bf16, int8"
+        ):
+            open_executor(config(model, kind, kv_format=KvFormat.F16))
 
 
 def test_an_unknown_instruction_set_is_an_error_and_no_reason_for_torch(model: Path) -> None:
     with pytest.raises(FatalError, match="--instruction-set mmx"):
-        load_executor(config(model, instruction_set="mmx"))
+        open_executor(config(model, instruction_set="mmx"))
+
+
+class FakeGpu:
+    """A device whose driver says what it is told; kernels on it are interpreted."""
+
+    name = "cpu"
+    label = "Fake GPU (sm_90)"
+
+    def __init__(self, *free_mib: int) -> None:
+        self._free = list(free_mib)
+
+    def memory(self) -> DeviceMemory:
+        """Return the next figure; the last one stays."""
+        free = self._free.pop(0) if len(self._free) > 1 else self._free[0]
+        return DeviceMemory(free * MIB, 10_000 * MIB)
+
+
+def no_gpu() -> Device:
+    raise NoDevice("there is no GPU here")
+
+
+def unusable_gpu() -> Device:
+    raise UnusableDevice("there is a GPU here, but no triton")
+
+
+def test_a_gpu_is_taken_where_there_is_one_and_never_when_another_is_asked_for(model: Path) -> None:
+    gpu = FakeGpu(9000)
+    opened = open_executor(config(model), lambda: gpu)
+    assert opened.executor.profile.executor == "triton"
+    assert opened.on is not None
+    assert (opened.on.device, opened.on.free_before) == (gpu, 9000 * MIB)
+    for kind in (ExecutorKind.NATIVE, ExecutorKind.TORCH):
+        other = open_executor(config(model, kind), lambda: gpu)
+        assert (other.executor.profile.executor, other.on) == (kind, None)
+
+
+def test_without_a_gpu_auto_says_nothing_and_one_that_cannot_be_used_is_said_once(model: Path) -> None:
+    for find, expected in ((no_gpu, []), (unusable_gpu, ["there is a GPU here, but no triton"])):
+        with capture_logs() as logs:
+            assert open_executor(config(model), find).executor.profile.executor == "native"
+        assert [log["because"] for log in logs if log["event"] == "gpu_not_used"] == expected
+
+
+def test_who_asks_for_triton_without_a_gpu_is_told_why_and_what_else_there_is(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    for find in (no_gpu, unusable_gpu):
+        with pytest.raises(FatalError, match=r"--executor triton: there is .*; or take --executor native"):
+            open_executor(config(model, ExecutorKind.TRITON), find)
+
+
+def test_weights_that_do_not_fit_on_the_device_are_refused_before_they_are_read(model: Path) -> None:
+    with pytest.raises(FatalError, match="the weights need about 0 MiB, 0 MiB are free"):
+        open_executor(config(model), lambda: FakeGpu(0))
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_1"])
+def test_what_weights_take_on_a_gpu_is_never_less_than_said(kind: str, tmp_path: Path) -> None:
+    shape = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "vocab_size": 1000}
+    path = save_gguf(make_model("llama", **shape), tmp_path / "tiny.gguf", kind)
+    built, weights = open_model(open_artifact(path))
+    least = least_bytes(built.plan, weights)
+    taken = open_executor(config(path, kv_format=KvFormat.F16), lambda: FakeGpu(9000)).executor.profile
+    rotations = 4 * built.config.max_positions * built.plan.head_dim
+    # Offsets of Q4_1 are no whole zero points: it becomes floats, which only its numbers say.
+    tolerance = 0.75 if kind == "Q4_1" else 0.02
+    assert (1 - tolerance) * (taken.weight_bytes - rotations) < least <= taken.weight_bytes
+
+
+def test_a_gpu_keeps_no_f32(model: Path) -> None:
+    class Real(FakeGpu):
+        name = "cuda:0"
+
+    with pytest.raises(FatalError, match="--kv-format f32: a GPU keeps KV in bf16, f16 or int8"):
+        open_executor(config(model, kv_format=KvFormat.F32), lambda: Real(9000))
+
+
+def test_the_pool_on_a_gpu_is_what_a_profile_run_leaves(tmp_path: Path) -> None:
+    """Free 9,000, loaded 8,900, after the largest steps 8,700: of 10,000 MiB a twentieth is kept."""
+    model = save_folder(make_model("llama", vocab_size=208, num_hidden_layers=1), tmp_path)
+    limits = {"max_sequences": 2, "max_step_tokens": 6, "max_prefill_tokens": 4, "max_context_tokens": 64}
+    settings = config(model, kv_format=KvFormat.F32, **limits)
+    with capture_logs() as logs:
+        loaded = load(settings, lambda one: open_executor(one, lambda: FakeGpu(9000, 8900, 8700)))
+    assert loaded.pool.num_pages == 2 * 64 // 16, "nothing could use more"
+    (line,) = [log for log in logs if log["event"] == "kv_pool_sized"]
+    assert (
+        "(9,000 of 10,000 MiB free on Fake GPU (sm_90) - 100 weights - 200 largest step (6 tokens)"
+        " - 512 reserve = 8,188 MiB), at most 8 pages"
+    ) in line["arithmetic"]
+    assert loaded.executor.execute(warm_up_batch()).failed.tolist() == [False]

@@ -4,13 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from worker.memory import MIB, PoolNeed, TooLittleMemory, check_weights_fit, free_memory_bytes, size_pool
+from worker.memory import (
+    MIB,
+    PoolNeed,
+    TooLittleMemory,
+    check_weights_fit,
+    free_memory_bytes,
+    host_room,
+    size_pool,
+)
 
 NEED = PoolNeed(page_bytes=720 * 1024, page_size=16, max_context_tokens=8192, max_sequences=32)
 
 
 def test_the_worked_number() -> None:
-    size = size_pool(NEED, kv_bytes=None, free_bytes=8192 * MIB, fraction=0.25)
+    size = size_pool(NEED, kv_bytes=None, room=host_room(8192 * MIB, None))
     assert size.num_pages == 2912
     assert size.arithmetic == (
         "0.25 of 8,192 MiB free, at most 16384 pages for all sequences"
@@ -19,18 +27,18 @@ def test_the_worked_number() -> None:
 
 
 def test_no_more_than_all_sequences_can_use() -> None:
-    size = size_pool(NEED, kv_bytes=None, free_bytes=1 << 50, fraction=0.25)
+    size = size_pool(NEED, kv_bytes=None, room=host_room(1 << 50, None))
     assert size.num_pages == 32 * 8192 // 16
 
 
 def test_given_bytes_are_taken_as_they_are() -> None:
-    assert size_pool(NEED, kv_bytes=7 * 720 * 1024, free_bytes=1 << 40, fraction=0.25).num_pages == 7
+    assert size_pool(NEED, kv_bytes=7 * 720 * 1024, room=host_room(1 << 40, None)).num_pages == 7
 
 
 @pytest.mark.parametrize(("kv_bytes", "free"), [(1000, 1 << 40), (1 << 40, 1 << 30), (None, 1 << 20)])
 def test_too_little_memory_is_said_in_one_line(kv_bytes: int | None, free: int) -> None:
     with pytest.raises(TooLittleMemory) as raised:
-        size_pool(NEED, kv_bytes=kv_bytes, free_bytes=free, fraction=0.25)
+        size_pool(NEED, kv_bytes=kv_bytes, room=host_room(free, None))
     assert "--kv-memory" in str(raised.value)
     assert "\n" not in str(raised.value)
 

@@ -1,0 +1,103 @@
+"""The device that Triton launches on, as torch and its driver show it.
+
+Knows torch's names, memory and errors; knows nothing of plans, batches or of who chose this executor.
+"""
+
+import torch
+
+from services.artifacts.artifact import ModelArtifact
+from services.chassis.fatal import FatalError
+from services.domain.kv_layout import KvFormat
+from worker.devices import OLDEST_CAPABILITY, Device, DeviceMemory, UnusableDevice
+from worker.executors.triton_executor import TritonExecutor, load_triton_executor
+from worker.kernels.dtypes_triton import chip_of
+from worker.memory import MIB, free_memory_bytes
+
+_ACTIVATIONS = {
+    KvFormat.F32: torch.float32,
+    KvFormat.BF16: torch.bfloat16,
+    KvFormat.F16: torch.float16,
+    KvFormat.INT8: torch.bfloat16,
+}
+"""By KV format: keys and values are int8, or of the type that everything else is computed in."""
+
+
+class Gpu:
+    """A `Device` of CUDA or HIP."""
+
+    def __init__(self, index: int) -> None:
+        self._device = torch.device("cuda", index)
+        self.name = str(self._device)
+        self.label = f"{torch.cuda.get_device_name(self._device)} ({chip_of(self._device)})"
+
+    def memory(self) -> DeviceMemory:
+        """Ask the driver; what torch keeps for later is not free."""
+        torch.cuda.synchronize(self._device)
+        return DeviceMemory(*torch.cuda.mem_get_info(self._device))
+
+
+class Interpreter:
+    """A `Device` for tests: kernels are interpreted on the CPU, in the host's memory."""
+
+    name = "cpu"
+    label = "Triton's interpreter"
+
+    def memory(self) -> DeviceMemory:
+        """Say that all of the host's free memory is the device's."""
+        free = free_memory_bytes()
+        return DeviceMemory(free, free)
+
+
+def first_visible() -> Gpu:
+    """Return the first GPU that the driver shows this process.
+
+    Raises:
+        UnusableDevice: torch reaches none, or it is older than what kernels are compiled for.
+    """
+    if not torch.cuda.is_available():
+        is_cpu_build = torch.version.cuda is None and getattr(torch.version, "hip", None) is None
+        why = (
+            "is a build for CPUs: install one for CUDA or ROCm"
+            if is_cpu_build
+            else "reaches none: look at the driver (nvidia-smi, rocminfo) and at CUDA_VISIBLE_DEVICES"
+        )
+        raise UnusableDevice(f"there is a GPU here, but torch {torch.__version__} {why}")
+    capability = torch.cuda.get_device_capability(0)
+    if getattr(torch.version, "hip", None) is None and capability < OLDEST_CAPABILITY:
+        raise UnusableDevice(
+            f"{torch.cuda.get_device_name(0)} is sm_{capability[0]}{capability[1]},"
+            f" kernels need sm_{OLDEST_CAPABILITY[0]}{OLDEST_CAPABILITY[1]} or newer"
+        )
+    return Gpu(0)
+
+
+def load_on(
+    device: Device, artifact: ModelArtifact, *, model_name: str, page_size: int, kv_format: KvFormat
+) -> TritonExecutor:
+    """Load a model onto `device`; activations are of the KV format's type.
+
+    Under int8 they are bfloat16, and float32 where kernels are interpreted.
+
+    Raises:
+        ArtifactError: The model cannot be read or computed.
+        FatalError: Its weights do not fit.
+    """
+    is_interpreted = device.name == Interpreter.name
+    is_exact = is_interpreted and kv_format is KvFormat.INT8
+    if kv_format is KvFormat.F32 and not is_interpreted:
+        raise FatalError("--kv-format f32: a GPU keeps KV in bf16, f16 or int8; f32 is --executor native's")
+    try:
+        return load_triton_executor(
+            artifact,
+            model_name=model_name,
+            page_size=page_size,
+            dtype=torch.float32 if is_exact else _ACTIVATIONS[kv_format],
+            kv_format=kv_format,
+            device=device.name,
+        )
+    except torch.OutOfMemoryError as exc:
+        free = device.memory().free_bytes
+        raise FatalError(
+            f"the weights do not fit on {device.label} ({free / MIB:,.0f} MiB were left):"
+            " take fewer bits (quire quantize), a smaller model, or end what else runs there"
+        ) from exc
