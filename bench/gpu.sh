@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Measures a GPU: correctness, the table, then a worker over gRPC, in under 4 minutes. See bench/gpu/__main__.py.
+#
+#   bench/gpu.sh [--budget-s 225] [--only PART] [--out FOLDER]     on the machine with the GPU; needs no network
+#   bench/gpu.sh --interpret                                       every line at tiny shapes, without a GPU
+#   bench/gpu.sh bring [PYTHON_VERSION]                            on a machine with a network, before; default 3.12
+#
+# Kernels need torch and triton alone. The worker needs a few packages more, which the GPU machine may lack:
+# `bring` downloads the pinned wheels for Linux on x86-64 and that Python into build/gpu-packages, which is taken
+# along with the checkout and goes before what is installed there. Most are pure; grpcio, protobuf, orjson and
+# MarkupSafe are not, so they fit that one Python version, and generated code needs grpcio and protobuf at least
+# as new as ours. Where they are missing or do not fit, the parts that need them say so and the rest is measured.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+packages=build/gpu-packages
+
+if [[ ${1:-} == bring ]]; then
+  rm -rf "$packages" build/gpu-wheels
+  "$python" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+    --python-version "${2:-3.12}" --implementation cp \
+    --platform manylinux2014_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux_2_28_x86_64 \
+    -c constraints.txt -d build/gpu-wheels -r bench/gpu/packages.txt
+  mkdir -p "$packages"
+  for wheel in build/gpu-wheels/*.whl; do "$python" -m zipfile -e "$wheel" "$packages"; done
+  du -sh "$packages"
+  exit
+fi
+
+export PYTHONPATH="$PWD/$packages:$PWD${PYTHONPATH:+:$PYTHONPATH}"
+exec "$python" -m bench.gpu "$@"

@@ -1,0 +1,207 @@
+"""Compares every kernel on the device with its reference, before anything is timed.
+
+Shapes are the table's heads, groups and rows with short contexts. Knows kernels and references; knows
+nothing of time. What an interpreter cannot show is shown here first: that the sums of a device are as good as
+NumPy's, and that a row's bits do not depend on the rows beside it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bench.gpu.attention_rows import filled, layout_of
+from bench.gpu.context import BenchContext
+from bench.gpu.linear_rows import int4_matrix, int8_matrix, quantised
+from services.domain.kv_layout import KvFormat
+from worker.kernels import act_mul_torch, act_mul_triton
+from worker.kernels.group_quantize_torch import group_quantize as group_quantize_reference
+from worker.kernels.kv_pages_torch import LayerKv
+from worker.kernels.linear_triton import linear, room_for_pieces
+from worker.kernels.packed_matrix_torch import PackedMatrix, packed_linear, packed_linear_int8
+from worker.kernels.paged_attention_triton import (
+    PagedBatch,
+    SplitMemory,
+    decode_attention,
+    ragged_attention,
+)
+from worker.kernels.rms_norm_torch import rms_norm as rms_norm_reference
+from worker.kernels.rms_norm_triton import rms_norm
+
+_RELATIVE = 2.0**-6
+"""Two roundings to bfloat16, relative to the largest number that is compared."""
+
+
+class BitsDiffer(AssertionError):
+    """Numbers are right and their last bits are not the promised ones: what is timed is still the work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One comparison; `run` raises AssertionError where it fails."""
+
+    name: str
+    run: Callable[[BenchContext], None]
+
+
+def check_decode(context: BenchContext, kv_format: KvFormat) -> None:
+    """Compare decode attention with the formula, and with the bits of the ragged kernel."""
+    lengths = [length for length in (1, 17, 1000, 2048) if length <= context.sizes.decode_context]
+    kv, batch = filled(context, layout_of(context, kv_format), contexts=lengths, rows=[1] * len(lengths))
+    q = _queries(context, len(lengths))
+    ours, ragged = (torch.full_like(q, torch.nan) for _ in range(2))
+    scale = context.sizes.head_dim**-0.5
+    memory = SplitMemory.allocate(
+        num_sequences=len(lengths),
+        max_context=max(lengths),
+        num_heads=context.sizes.num_heads,
+        head_dim=context.sizes.head_dim,
+        device=context.device,
+    )
+    decode_attention(q, kv, ours, batch, memory, lanes=memory.tops.shape[1], scale=scale)
+    _assert_near(ours, attend_plainly(q, kv, batch, scale))
+    ragged_attention(q, kv, ragged, batch, scale=scale)
+    _assert_near(ours, ragged)
+    _assert_same_bits(ours, ragged, "decode and ragged attention give a row different bits")
+
+
+def check_prefill(context: BenchContext, kv_format: KvFormat) -> None:
+    """Compare a prompt, and the end of another one, with the formula."""
+    whole = min(512, context.sizes.prefill_tokens)
+    lengths, rows = [whole, whole // 2], [whole, max(1, whole // 8)]
+    kv, batch = filled(context, layout_of(context, kv_format), contexts=lengths, rows=rows)
+    q = _queries(context, sum(rows))
+    ours = torch.full_like(q, torch.nan)
+    scale = context.sizes.head_dim**-0.5
+    ragged_attention(q, kv, ours, batch, scale=scale)
+    _assert_near(ours, attend_plainly(q, kv, batch, scale))
+
+
+def check_w4a16(context: BenchContext) -> None:
+    """Compare products of few rows, and a row alone with the same row among others."""
+    weight = int4_matrix(context, *_shape(context))
+    for count in context.sizes.few_rows:
+        x = context.noise(count, weight.in_features)
+        ours, theirs = _multiply(x, weight), torch.empty(count, weight.out_features, device=x.device)
+        packed_linear(x, weight, theirs)
+        _assert_near(ours, theirs)
+        _assert_same_bits(
+            _multiply(x[:1], weight), ours[:1], f"a row's bits change beside {count - 1} others"
+        )
+
+
+def check_w8a8(context: BenchContext) -> None:
+    """Compare products of quantised rows."""
+    weight = int8_matrix(context, *_shape(context))
+    x = quantised(context.noise(min(128, context.sizes.many_rows), weight.in_features))
+    ours, theirs = _multiply(x, weight), torch.empty(len(x[0]), weight.out_features, device=x[0].device)
+    packed_linear_int8(x, weight, theirs)
+    _assert_near(ours, theirs)
+
+
+def check_fused_rows(context: BenchContext) -> None:
+    """Compare a norm after a sum, and a gate, each ending in a quantisation, with their parts."""
+    width = min(4096, context.sizes.features)
+    x, residual, weight = (context.noise(5, width), context.noise(5, width), context.noise(width).float())
+    total, ours, theirs = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
+    rms_norm(x, weight, ours, eps=1e-5, residual=residual, total=total)
+    _assert_near(total, residual.float() + x.float())
+    rms_norm_reference(total, weight, theirs, eps=1e-5)
+    _assert_near(ours, theirs)
+    fused = _groups(x)
+    rms_norm(x, weight, None, eps=1e-5, residual=residual, total=total, quantised=fused)
+    _assert_codes(fused, ours)
+    gate_up, gated = context.noise(5, 2 * width), torch.empty_like(x)
+    act_mul_triton.silu_mul(gate_up, gated)
+    plain = torch.empty(5, width, device=x.device)
+    act_mul_torch.silu_mul(gate_up.float(), plain)
+    _assert_near(gated, plain)
+    fused = _groups(x)
+    act_mul_triton.silu_mul(gate_up, None, fused)
+    _assert_codes(fused, gated)
+
+
+CHECKS = (
+    Check("decode attention, bf16 KV", lambda context: check_decode(context, KvFormat.BF16)),
+    Check("decode attention, int8 KV", lambda context: check_decode(context, KvFormat.INT8)),
+    Check("ragged attention, bf16 KV", lambda context: check_prefill(context, KvFormat.BF16)),
+    Check("ragged attention, int8 KV", lambda context: check_prefill(context, KvFormat.INT8)),
+    Check("W4A16 product", check_w4a16),
+    Check("W8A8 product", check_w8a8),
+    Check("norm and gate, fused and quantised", check_fused_rows),
+)
+
+
+def attend_plainly(q: Tensor, kv: LayerKv, batch: PagedBatch, scale: float) -> Tensor:
+    """Return causal attention by its formula, in float32 from the numbers as they are stored."""
+    _, page_size, head_dim = kv.shape
+    num_heads = q.shape[1] // head_dim
+    starts, out = batch.query_start.tolist(), torch.empty(q.shape, device=q.device)
+    for sequence, length in enumerate(batch.context_len.tolist()):
+        first, last = starts[sequence : sequence + 2]
+        pages = batch.page_table[sequence, : -(-length // page_size)].long()
+        keys, values = (
+            _stored(numbers, scales, pages)[:, :length].repeat_interleave(num_heads // len(numbers[0]), dim=0)
+            for numbers, scales in ((kv.keys, kv.key_scales), (kv.values, kv.value_scales))
+        )
+        rows = q[first:last].float().view(last - first, num_heads, head_dim).transpose(0, 1)
+        position = torch.arange(length - (last - first), length, device=q.device)
+        seen = torch.arange(length, device=q.device) <= position.unsqueeze(1)
+        scores = (rows @ keys.transpose(1, 2) * scale).masked_fill(~seen, -torch.inf)
+        out[first:last] = (scores.softmax(-1) @ values).transpose(0, 1).flatten(1)
+    return out
+
+
+def _stored(numbers: Tensor, scales: Tensor | None, pages: Tensor) -> Tensor:
+    """Return [heads, tokens, head_dim] float32."""
+    rows = numbers[pages].float()
+    if scales is not None:
+        rows *= scales[pages].unsqueeze(-1)
+    return rows.transpose(0, 1).flatten(1, 2)
+
+
+def _queries(context: BenchContext, rows: int) -> Tensor:
+    return context.noise(rows, context.sizes.num_heads * context.sizes.head_dim)
+
+
+def _shape(context: BenchContext) -> tuple[int, int]:
+    side = min(2048, context.sizes.features)
+    return side, side
+
+
+def _multiply(x: Tensor | tuple[Tensor, ...], weight: PackedMatrix) -> Tensor:
+    codes = x if isinstance(x, Tensor) else x[0]
+    out = torch.full((len(codes), weight.out_features), torch.nan, device=codes.device).to(torch.bfloat16)
+    pieces = torch.empty(max(1, room_for_pieces(weight, codes)), device=codes.device)
+    linear(x, weight, out, pieces=pieces)
+    return out
+
+
+def _groups(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return room for codes, scales and sums, nothing in it yet."""
+    codes, scales, sums = quantised(x)
+    return codes.fill_(99), scales.fill_(torch.nan), sums.fill_(torch.nan)
+
+
+def _assert_codes(fused: tuple[Tensor, Tensor, Tensor], rows: Tensor) -> None:
+    """Compare with what the reference makes of rows: a code may fall to the other side of a half."""
+    theirs = _groups(rows)
+    group_quantize_reference(rows, *theirs)
+    codes, scales, _ = fused
+    assert (codes.int() - theirs[0].int()).abs().max() <= 1, "codes differ by more than one"
+    _assert_near(scales, theirs[1])
+
+
+def _assert_same_bits(ours: Tensor, theirs: Tensor, text: str) -> None:
+    # The interpreter's sums are NumPy's, in an order of its own.
+    if ours.device.type == "cuda" and not torch.equal(ours, theirs):
+        raise BitsDiffer(text)
+
+
+def _assert_near(ours: Tensor, theirs: Tensor) -> None:
+    ours, theirs = ours.float(), theirs.float()
+    assert not ours.isnan().any(), "a row was not written, or is NaN"
+    largest = float(theirs.abs().max())
+    worst = float((ours - theirs).abs().max())
+    assert worst <= _RELATIVE * largest, f"differs by {worst:.3g} where the largest number is {largest:.3g}"

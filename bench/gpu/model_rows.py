@@ -1,0 +1,140 @@
+"""Measures whole decode steps of a random-weight model by the worker's own executor.
+
+Knows the executor's contract and how one is made; knows nothing of its kernels. Pages are filled by prefill,
+so attention reads numbers and not what was left in memory.
+"""
+
+import gc
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from bench.gpu.arithmetic import idle_and_span, kv_bytes, weights_read_bytes
+from bench.gpu.context import BenchContext
+from bench.gpu.goals import DECODE_STEP, INT4_SPEED, LAUNCH_GAPS, Row
+from bench.gpu.random_model import RandomWeights, decode_batch, prefill_batches
+from bench.gpu.trace import busy_intervals
+from services.domain.kv_layout import KvFormat, KvLayout
+from worker.engine.batch import Batch
+from worker.executors.triton_executor import TritonExecutor
+from worker.models.registry import BuiltModel, build_model
+
+_PROFILED_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model on the device with the memory for the steps that are measured."""
+
+    model: BuiltModel
+    executor: TritonExecutor
+    layout: KvLayout
+
+    def filled_step(self, context: BenchContext, shape: tuple[int, int]) -> Batch:
+        """Fill the pages of a decode step and return it. shape: sequences and their context."""
+        profile = self.executor.profile
+        sizes = {"page_size": profile.page_size, "vocab_size": profile.vocab_size}
+        for batch in prefill_batches(*shape, chunk=context.sizes.prefill_chunk, **sizes):
+            self.executor.execute(batch)
+        return decode_batch(*shape, **sizes)
+
+    def close(self) -> None:
+        """Give all device memory back."""
+        self.executor.close()
+
+
+def load(context: BenchContext, kv_format: KvFormat, *, is_int4: bool) -> LoadedModel:
+    """Load the model of random weights, with pages for both steps that are measured."""
+    sizes = context.sizes
+    model = build_model(sizes.model)
+    weights = RandomWeights(model.plan.parameters, group=sizes.group if is_int4 else None)
+    executor = TritonExecutor(
+        model,
+        weights,
+        name="random",
+        revision="random",
+        page_size=16,
+        dtype=torch.bfloat16,
+        kv_format=kv_format,
+        device=context.device,
+    )
+    layout = KvLayout(
+        format=kv_format,
+        num_layers=model.plan.num_layers,
+        num_kv_heads=model.plan.num_kv_heads,
+        head_dim=model.plan.head_dim,
+        page_size=executor.profile.page_size,
+    )
+    steps = (sizes.step, sizes.compared_step)
+    executor.allocate(max(count * -(-length // layout.page_size) for count, length in steps))
+    return LoadedModel(model, executor, layout)
+
+
+def bf16_rows(context: BenchContext) -> tuple[list[Row], float]:
+    """Return the decode step's rows, and the tokens per second that INT4 is compared with."""
+    loaded = load(context, KvFormat.BF16, is_int4=False)
+    try:
+        count, length = context.sizes.step
+        batch = loaded.filled_step(context, context.sizes.step)
+        seconds = context.timer.step(lambda: loaded.executor.execute(batch))
+        moved = weights_read_bytes(loaded.model.plan.parameters)
+        moved += kv_bytes(loaded.layout, num_sequences=count, context=length)
+        rows = [
+            Row(
+                goal=DECODE_STEP,
+                figure=seconds * 1e3,
+                bound=moved / context.copy_rate * 1e3,
+                unit="ms",
+            ),
+            gaps_row(context, lambda: loaded.executor.execute(batch)),
+        ]
+        return rows, tokens_per_s(context, loaded)
+    finally:
+        loaded.close()
+        release()
+
+
+def int4_row(context: BenchContext, bf16_tokens_per_s: float) -> Row:
+    """Decode with 4-bit weights and int8 KV."""
+    loaded = load(context, KvFormat.INT8, is_int4=True)
+    try:
+        figure = tokens_per_s(context, loaded)
+    finally:
+        loaded.close()
+        release()
+    return Row(goal=INT4_SPEED, figure=figure, bound=bf16_tokens_per_s, unit="tokens/s")
+
+
+def tokens_per_s(context: BenchContext, loaded: LoadedModel) -> float:
+    """Return what the step that formats are compared by draws in a second."""
+    shape = context.sizes.compared_step
+    batch = loaded.filled_step(context, shape)
+    return shape[0] / context.timer.step(lambda: loaded.executor.execute(batch))
+
+
+def gaps_row(context: BenchContext, step: Callable[[], object]) -> Row:
+    """Profile single steps and return how long the device waited between two kernels of one."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if context.device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    found = []
+    with TemporaryDirectory() as folder:
+        for _ in range(_PROFILED_STEPS):
+            with torch.profiler.profile(activities=activities) as profile:
+                step()
+            path = Path(folder, "trace.json")
+            profile.export_chrome_trace(str(path))
+            found.append(idle_and_span(busy_intervals(path)))
+    idle_us, span_us = (statistics.median(values) for values in zip(*found, strict=True))
+    return Row(goal=LAUNCH_GAPS, figure=idle_us / 1e3, bound=span_us / 1e3, unit="ms")
+
+
+def release() -> None:
+    """Give memory that nothing holds back to the device."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

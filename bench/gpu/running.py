@@ -1,0 +1,162 @@
+"""Runs the parts one after the other inside the budget, prints their lines and keeps them.
+
+Knows the order and the estimates; what a part measures is its own module's.
+"""
+
+import importlib
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import torch
+import triton
+
+from bench.gpu import results, sizes
+from bench.gpu.attention_rows import decode_row, prefill_row
+from bench.gpu.budget import Budget
+from bench.gpu.context import BenchContext
+from bench.gpu.correctness import CHECKS, BitsDiffer
+from bench.gpu.goals import Row, Skipped
+from bench.gpu.linear_rows import w4a16_rows, w8a8_row
+from bench.gpu.timing import EventTimer, OnceTimer
+from services.domain.kv_layout import KvFormat
+
+
+class Runner:
+    """One run: what is left of its time and what it found."""
+
+    def __init__(self, run: results.Run, budget: Budget, *, only: str) -> None:
+        self._run, self._budget, self._only = run, budget, only
+
+    def part(self, name: str, estimate_s: float, measure: Callable[[], list[Row]]) -> None:
+        """Run a part unless it would not end in time; an error is a line and the next part begins."""
+        if self._only not in name:
+            return
+        refusal = self._budget.refusal(estimate_s)
+        if refusal is not None:
+            self._skip(Skipped(name=name, reason=refusal))
+        else:
+            self._measure(name, measure)
+        self._run.write()
+
+    def _measure(self, name: str, measure: Callable[[], list[Row]]) -> None:
+        began = self._budget.spent_s
+        try:
+            rows = measure()
+        except NotHere as exc:
+            self._skip(Skipped(name=name, reason=str(exc)))
+            return
+        except Exception as exc:
+            traceback.print_exc()
+            self._run.failed.append(f"{name}: {type(exc).__name__}: {exc}")
+            print(f"FAILED {self._run.failed[-1]}", flush=True)
+            return
+        for row in rows:
+            print(row.line())
+        self._run.rows += rows
+        print(f"  ({name}: {self._budget.spent_s - began:.1f} s)", flush=True)
+
+    def _skip(self, skipped: Skipped) -> None:
+        self._run.skipped.append(skipped)
+        print(skipped.line(), flush=True)
+
+
+class NotHere(Exception):
+    """Something that a part needs is not on this machine; the text says what and how to bring it."""
+
+
+def run_all(
+    *, is_interpreted: bool, budget_s: float, began: float, only: str, folder: Path | None
+) -> results.Run:
+    """Run everything and return what was found, which is also written to `folder`."""
+    device = torch.device("cpu" if is_interpreted else "cuda")
+    context = BenchContext(
+        device=device,
+        timer=OnceTimer() if is_interpreted else EventTimer(),
+        sizes=sizes.TINY if is_interpreted else sizes.TABLE,
+        generator=torch.Generator(device).manual_seed(0),
+    )
+    versions = {"torch": torch.__version__, "triton": triton.__version__, "cuda": str(torch.version.cuda)}
+    chip = "interpreted" if is_interpreted else torch.cuda.get_device_name()
+    run = results.Run(results.machine(chip, versions), results.now(), folder or results.FOLDER)
+    budget = Budget(budget_s, lambda: time.monotonic() - began)
+    print(", ".join(f"{name} {value}" for name, value in run.machine.items()), flush=True)
+    runner = Runner(run, budget, only=only)
+    if not _check_all(context, run):
+        print(f"what is wrong is not timed; results in {run.write()}")
+        return run
+    print(f"  (correctness: {budget.spent_s:.1f} s)", flush=True)
+    runner.part("rates", 5, lambda: _rates(context, run))
+    for kv_format in (KvFormat.BF16, KvFormat.INT8):
+        runner.part(f"decode attention {kv_format}", 8, lambda f=kv_format: [decode_row(context, f)])
+    runner.part("prefill attention", 8, lambda: [prefill_row(context)])
+    runner.part("w4a16", 12, lambda: w4a16_rows(context))
+    runner.part("w8a8", 8, lambda: [w8a8_row(context)])
+    _run_model(runner, context)
+    runner.part("serving", 40, lambda: _serve(context, run))
+    print(f"{budget.spent_s:.0f} s in all; results in {run.write()}")
+    return run
+
+
+def _check_all(context: BenchContext, run: results.Run) -> bool:
+    """Run all comparisons; return whether what is timed is the right work."""
+    is_right = True
+    for check in CHECKS:
+        try:
+            check.run(context)
+            run.checks[check.name] = "ok"
+        except AssertionError as exc:
+            run.checks[check.name] = str(exc) or "differs"
+            is_right = is_right and isinstance(exc, BitsDiffer)
+        print(f"{check.name}: {run.checks[check.name]}", flush=True)
+    return is_right
+
+
+def _rates(context: BenchContext, run: results.Run) -> list[Row]:
+    run.rates = {
+        "copy_bytes_per_s": context.copy_rate,
+        "bf16_operations_per_s": context.matrix_rate,
+        "int8_operations_per_s": context.int8_rate,
+    }
+    print(
+        f"copy {context.copy_rate / 1e9:.0f} GB/s, bf16 {context.matrix_rate / 1e12:.0f} TFLOP/s,"
+        f" int8 {context.int8_rate / 1e12:.0f} TOP/s"
+    )
+    return []
+
+
+def _run_model(runner: Runner, context: BenchContext) -> None:
+    """Measure whole steps, whose modules need a few packages more than torch and triton."""
+    tokens_per_s: list[float] = []
+
+    def bf16() -> list[Row]:
+        rows, rate = _module("model_rows").bf16_rows(context)
+        tokens_per_s.append(rate)
+        return rows
+
+    def int4() -> list[Row]:
+        if not tokens_per_s:
+            raise NotHere("there is no bf16 figure to compare with")
+        return [_module("model_rows").int4_row(context, tokens_per_s[0])]
+
+    runner.part("decode step", 60, bf16)
+    runner.part("int4 against bf16", 60, int4)
+
+
+def _serve(context: BenchContext, run: results.Run) -> list[Row]:
+    run.serving = _module("serving").serve(context.sizes.served)
+    print(", ".join(f"{name}: {value}" for name, value in run.serving.items()))
+    return []
+
+
+def _module(name: str) -> ModuleType:
+    """Import what needs more packages than torch and triton, only when it is its turn."""
+    try:
+        return importlib.import_module(f"bench.gpu.{name}")
+    except (ImportError, RuntimeError) as exc:
+        # Generated code refuses an older grpcio or protobuf with a RuntimeError of its own.
+        raise NotHere(
+            f"{exc}; `bench/gpu.sh bring` on a machine with a network, then take build/ along"
+        ) from exc

@@ -1,0 +1,99 @@
+"""`bench/gpu.sh` runs, line by line: interpreted at tiny shapes, and its worker in native code."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.gpu.budget import Budget
+from bench.gpu.goals import DECODE_ATTENTION, GOALS, Row
+from bench.gpu.results import Run, now
+from bench.gpu.running import NotHere, Runner
+from bench.gpu.serving import serve
+from bench.gpu.sizes import TINY
+
+ROOT = Path(__file__).parents[3]
+
+
+def gpu_sh(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    environment = {"CUDA_VISIBLE_DEVICES": "", "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"} | environment
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [str(ROOT / "bench" / "gpu.sh"), *arguments],
+        env=kept | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_without_a_gpu_it_says_so_in_one_line_and_fails(tmp_path: Path) -> None:
+    done = gpu_sh("--out", str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].startswith("no GPU here: nothing is measured")
+    assert not done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_every_line_runs_interpreted_and_every_goal_has_its_row(tmp_path: Path) -> None:
+    done = gpu_sh("--interpret", "--budget-s", "100000", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    (path,) = tmp_path.glob("*.json")
+    kept = json.loads(path.read_text())
+    assert kept["failed"] == []
+    assert kept["skipped"] == []
+    assert set(kept["checks"].values()) == {"ok"}
+    assert {row["goal"]["name"] for row in kept["rows"]} == {goal.name for goal in GOALS}
+    assert [row["variant"] for row in kept["rows"] if "W4A16" in row["goal"]["name"]] == ["M 1", "M 3"]
+    assert kept["machine"]["triton"]
+
+
+@pytest.mark.slow
+def test_a_worker_generates_hits_its_prefix_and_drops_what_is_cancelled() -> None:
+    seen = serve(replace(TINY.served, executor="native"))
+    assert seen["executor"] == "native"
+    assert seen["prefix_hit"] == "16 of 20 tokens, same output"
+    assert seen["generate"] == "2 tokens"
+
+
+def a_run(folder: Path) -> Run:
+    return Run({"chip": "x"}, now(), folder)
+
+
+def test_parts_that_fail_or_lack_something_are_lines_and_the_next_one_begins(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    clock = iter(range(0, 1000, 10))
+    runner = Runner(run, Budget(45.0, lambda: float(next(clock))), only="")
+    good = Row(goal=DECODE_ATTENTION, figure=9.0, bound=10.0, unit="GB/s")
+
+    def breaks() -> list[Row]:
+        raise ValueError("no such tile")
+
+    def lacks() -> list[Row]:
+        raise NotHere("grpc is not here")
+
+    runner.part("first", 5.0, breaks)
+    runner.part("second", 5.0, lacks)
+    runner.part("third", 1.0, lambda: [good])
+    runner.part("last", 5.0, breaks)
+    assert run.failed == ["first: ValueError: no such tile"]
+    assert [each.line() for each in run.skipped] == [
+        "second: not measured: grpc is not here",
+        "third: not measured: takes about 1 s, 0 s of 45 s are left",
+        "last: not measured: takes about 5 s, 0 s of 45 s are left",
+    ]
+
+
+def test_only_the_parts_that_are_named_are_measured(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    runner = Runner(run, Budget(45.0, lambda: 0.0), only="w4")
+    good = Row(goal=DECODE_ATTENTION, figure=9.0, bound=10.0, unit="GB/s")
+    runner.part("w4a16", 1.0, lambda: [good])
+    runner.part("w8a8", 1.0, lambda: [good])
+    assert run.rows == [good]
