@@ -14,7 +14,8 @@ from gateway.live import LiveRequest
 from gateway.observation import Outcome
 from services.chassis.telemetry import trace_id
 from services.domain.block_hash import BLOCK_SIZE
-from services.domain.errors import Code, ServeError
+from services.domain.degradation import Degraded, degraded_of
+from services.domain.errors import Code, Overloaded, ServeError
 from services.domain.generation import Usage
 from services.domain.miss_reason import MissReason
 from services.rpc.gateway_values import EndReport, Placement
@@ -32,6 +33,17 @@ class Run:
     ttft_s: float | None = None
     receipt: Receipt | None = None
     error: ServeError | None = None
+
+    @property
+    def refused_by(self) -> Degraded | None:
+        """Return the step of the ladder that refused it, if one did."""
+        return degraded_of(self.error.detail.metadata) if isinstance(self.error, Overloaded) else None
+
+    @property
+    def degraded(self) -> tuple[Degraded, ...]:
+        """Return every step that it felt."""
+        felt = () if self.live.plan is None else self.live.plan.degraded
+        return felt if self.refused_by is None else (*felt, self.refused_by)
 
 
 _CANCELLED = ServeError("the caller left")
@@ -62,7 +74,7 @@ def receipt_of(run: Run) -> Receipt:
         computed_tokens=report.computed_tokens,
         client_label=run.request.client_label,
         exact=True,
-        degraded=() if live.plan is None else live.plan.degraded,
+        degraded=run.degraded,
         cost_nanos=cost_of(run, live.usage),
     )
 
@@ -137,5 +149,5 @@ def outcome_of(run: Run, usage: Usage) -> Outcome:
         peak_pages=None if live.report is None else report.peak_pages,
         worker=live.attempts.placement.worker if live.attempts.placement else "",
         trace_id=trace_id(run.traceparent),
-        degraded=() if live.plan is None else live.plan.degraded,
+        degraded=run.degraded,
     )

@@ -9,7 +9,7 @@ import secrets
 from dataclasses import dataclass
 
 from gateway.core.lengths import check_prompt, most_prompt_tokens, too_long
-from gateway.core.relief import Relief, capped, relief_of
+from gateway.core.relief import Relief, capped, relief_of, unheld
 from gateway.core.request import GenerationRequest
 from gateway.core.validation import Options, check
 from gateway.models import ModelBook, ServedModel
@@ -50,6 +50,7 @@ async def fit(
     seed = secrets.randbits(64)
     options = check(request, tenant, model.profile, seed)
     step = model.state.steps.get(options.band, Step.NONE)
+    held = unheld(step, model.state.batch_wait_s)
     relief = relief_of(tenant.degradation, step, model.local.name)
     if relief.smaller_model is not None:
         try:
@@ -60,8 +61,9 @@ async def fit(
             pass  # What does not fit the smaller model is served by its own.
         else:
             moved = Degraded(Step.SMALLER_MODEL, model.local.name, smaller.local.name)
-            return dataclasses.replace(fitted, degraded=(*fitted.degraded, moved))
-    return await _fit(request, tenant, salts, model, options, relief, encoder)
+            return dataclasses.replace(fitted, degraded=(*held, *fitted.degraded, moved))
+    fitted = await _fit(request, tenant, salts, model, options, relief, encoder)
+    return dataclasses.replace(fitted, degraded=(*held, *fitted.degraded))
 
 
 async def _fit(

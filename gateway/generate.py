@@ -20,6 +20,7 @@ from gateway.core.deadlines import Deadlines
 from gateway.core.ending import encode_ending
 from gateway.core.events import Event
 from gateway.core.lengths import class_of
+from gateway.core.relief import headers_of
 from gateway.core.request import Caller, GenerationRequest
 from gateway.core.retry_budget import RetryBudget
 from gateway.core.standing import Standing
@@ -96,7 +97,8 @@ class Generate:
             arrived: Monotonic seconds at which the call reached this process; None is now.
             deadline_s: Seconds from `arrived` in which the caller wants it over.
             on_slow: Called when the caller does not keep up, while it may be stuck in writing.
-            on_standing: Given what the answer tells of rates and budgets, before the first event.
+            on_standing: Given what the answer tells of rates, budgets and degradation, before the first
+                event; what the ladder refused is told once more.
 
         Yields:
             Events in the order of `gateway.core.events`; a receipt is the last of a good end.
@@ -134,6 +136,8 @@ class Generate:
         except ServeError as error:
             error.detail = dataclasses.replace(error.detail, usage=live.usage)
             run.error = error
+            if run.refused_by is not None:
+                on_standing(headers_of(run.degraded))
             raise
         except Exception as error:
             run.error = ServeError(f"a fault of the gateway ({type(error).__name__})")
@@ -195,7 +199,7 @@ class Generate:
         if is_doubtful:
             run.live.ask(plan)
         run.live.allow()
-        return standing.headers
+        return {**standing.headers, **headers_of(fitted.degraded)}
 
     def _charge(self, run: Run, caller: Caller, fitted: Fitted, request_class: RequestClass) -> Charge:
         account_now = partial(

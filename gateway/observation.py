@@ -74,7 +74,9 @@ class GatewayMetrics:
             "quire_requests_finished_total", "Requests by how they ended", ("reason",)
         )
         self._degraded = metrics.counter(
-            "quire_degraded_total", "Requests that got less than they asked for, by step", ("step",)
+            "quire_degraded_total",
+            "Requests that got less than they asked for; numbers as the power of two that holds them",
+            ("step", "asked", "served"),
         )
         self._retries = metrics.counter(
             "quire_retries_total",
@@ -115,7 +117,7 @@ class GatewayMetrics:
         model = outcome.model
         self._finished.add(1, outcome.reason)
         for one in outcome.degraded:
-            self._degraded.add(1, one.step.name.lower())
+            self._degraded.add(1, one.step.name.lower(), _label(one.asked), _label(one.served))
         self._duration.observe(outcome.duration_s, model, outcome.reason)
         if outcome.usage.prompt_tokens:
             self._prompt.observe(outcome.usage.prompt_tokens, model)
@@ -142,5 +144,16 @@ class GatewayMetrics:
             ttft_ms=None if outcome.ttft_s is None else round(outcome.ttft_s * 1000, 1),
             duration_ms=round(outcome.duration_s * 1000, 1),
             trace_id=outcome.trace_id,
-            degraded=[f"{one.step.name.lower()} {one.served}/{one.asked}" for one in outcome.degraded],
+            degraded=[str(one) for one in outcome.degraded],
         )
+
+
+def _label(amount: str) -> str:
+    """Return an amount as a label of few values: a number as the least power of two that is not below it.
+
+    Worked number: 0 is 0, 1 is 1, 200 is 256. A model's name is itself: there are few.
+    """
+    if not amount.isdecimal():
+        return amount
+    number = int(amount)
+    return str(1 << (number - 1).bit_length()) if number else "0"

@@ -139,7 +139,7 @@ class GatewayService(gateway_pb2_grpc.GenerateServiceServicer):
                 )
                 return pb.GetRequestResponse(running=running)
             if isinstance(found, Failed):
-                error = ServeError(found.message, ErrorDetail(usage=found.usage))
+                error = ServeError(found.message, ErrorDetail(usage=found.usage, metadata=found.metadata))
                 error.code, error.reason = found.code, found.reason
                 return pb.GetRequestResponse(failure=convert.failure_to_pb(error))
             return pb.GetRequestResponse(receipt=receipt_to_pb(found))

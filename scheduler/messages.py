@@ -176,6 +176,7 @@ def models(states: Iterable[ModelState]) -> list[pb.ModelState]:
                 )
                 for band, step in model.steps.items()
             ],
+            batch_wait_ms=round(model.batch_wait_s * 1000),
         )
         for model in states
     ]

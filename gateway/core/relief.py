@@ -4,11 +4,15 @@ Pure: knows neither pressure nor models beyond their names.
 """
 
 import dataclasses
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gateway.core.output_cap import GRACE_TOKENS
 from services.domain.degradation import Degradation, Degraded, Step
 from services.domain.generation import StopParams
+
+DEGRADED_HEADER = "x-quire-degraded"
+"""Name of the header or metadata that tells before the first token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,23 @@ def relief_of(policy: Degradation | None, step: Step, model: str) -> Relief:
         cut_prompt_tokens=policy.cut_prompt_tokens if step >= Step.CUT_CONTEXT else None,
         smaller_model=policy.smaller_models.get(model) if step >= Step.SMALLER_MODEL else None,
     )
+
+
+def unheld(step: Step, batch_wait_s: float) -> list[Degraded]:
+    """Return what to tell of arrivals that are not held back to be placed together."""
+    if step < Step.BATCH_WAIT or not batch_wait_s:
+        return []
+    return [Degraded(Step.BATCH_WAIT, str(round(batch_wait_s * 1000)), "0")]
+
+
+def headers_of(degraded: Iterable[Degraded]) -> Mapping[str, str]:
+    """Return what an answer's head tells of the steps a request felt, nothing where there are none.
+
+    Names of models are somebody's words: what a header cannot hold is a question mark there.
+    """
+    value = "; ".join(map(str, degraded))
+    plain = "".join(char if " " <= char <= "~" else "?" for char in value)
+    return {DEGRADED_HEADER: plain} if plain else {}
 
 
 def capped(stop: StopParams, cap: int | None) -> tuple[StopParams, Degraded | None]:

@@ -20,10 +20,14 @@ class Fleet:
     Args:
         grace_s: A worker that left may come back within this time.
         steps: Says how far the bands of a model have degraded.
+        batch_wait_s: How long arrivals of bands that have not degraded are gathered.
     """
 
-    def __init__(self, grace_s: float, steps: Callable[[str], Mapping[Band, Step]]) -> None:
+    def __init__(
+        self, grace_s: float, steps: Callable[[str], Mapping[Band, Step]], batch_wait_s: float = 0.0
+    ) -> None:
         self._grace_s = grace_s
+        self._batch_wait_s = batch_wait_s
         self._steps = steps
         self.workers: dict[WorkerId, WorkerCredits] = {}
         self._hellos: dict[str, dict[WorkerId, WorkerHello]] = {}
@@ -130,6 +134,7 @@ class Fleet:
                     page_size=largest.capacity.page_size,
                     max_sequences=max(hello.capacity.max_sequences for hello in hellos),
                     steps=self._steps(model),
+                    batch_wait_s=self._batch_wait_s,
                 )
             )
         return tuple(states)

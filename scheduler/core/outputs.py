@@ -91,6 +91,8 @@ class ModelState:
     max_sequences: int
     steps: Mapping[Band, Step] = field(default_factory=dict)
     """How far its bands have climbed the ladder of degradation; absent: not at all."""
+    batch_wait_s: float = 0.0
+    """How long arrivals of bands that have not degraded are gathered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from scheduler.core.placer import Placer
 from scheduler.core.request import Acquire, WaitingRequest
 from scheduler.core.rules import Rules
 from scheduler.core.waiting_room import WaitingRoom
-from services.domain.degradation import Step
+from services.domain.degradation import Degraded, Step
 from services.domain.errors import ErrorDetail, LimitExpired, NoWorker, Overloaded, ServeError, UnknownModel
 from services.domain.ids import RequestKey, TenantId
 
@@ -120,7 +120,9 @@ class Refusals:
             return None
         band = acquire.band.name.lower()
         what = f"{own} requests of this tenant wait, " if step is Step.THROTTLE else ""
-        metadata = {"step": step.name.lower(), "band": band, "waiting": str(own)}
+        # As of every step: what would have been its due, and what it gets.
+        told = Degraded(step, str(own + 1), str(MOST_THROTTLED if step is Step.THROTTLE else 0))
+        metadata = {"band": band, "waiting": str(own), **told.metadata}
         return Overloaded(
             f"{what}{acquire.model} is overloaded and its {band} band degraded to step {step.name.lower()}",
             ErrorDetail(

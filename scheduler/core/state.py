@@ -36,7 +36,7 @@ class SchedulerCore:
         self.rules = rules
         self.room = WaitingRoom(policy)
         self.ladder = Ladder(rules.ladder)
-        self.fleet = Fleet(rules.worker_grace_s, self.ladder.steps)
+        self.fleet = Fleet(rules.worker_grace_s, self.ladder.steps, rules.batch_wait_s)
         self.live = LiveTable()
         self.num_rejected = 0
         self.faults = FaultWatch(rules, self.fleet, self.live)

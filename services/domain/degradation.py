@@ -45,4 +45,21 @@ class Degraded:
     step: Step
     asked: str
     served: str
-    """In the step's own unit: tokens of output or prompt, or a model's name."""
+    """In the step's own unit: milliseconds of batch wait, tokens of output or prompt, a model's name, or
+    requests of its tenant that wait, this one included."""
+
+    def __str__(self) -> str:
+        return f"{self.step.name.lower()} {self.served}/{self.asked}"
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Return it as a refusal tells it; `degraded_of` reads it back."""
+        return {"step": self.step.name.lower(), "asked": self.asked, "served": self.served}
+
+
+def degraded_of(metadata: Mapping[str, str]) -> Degraded | None:
+    """Return the step that a refusal was made by; None: it tells of none."""
+    step = Step.__members__.get(metadata.get("step", "").upper())
+    if step is None:
+        return None
+    return Degraded(step, metadata.get("asked", ""), metadata.get("served", ""))

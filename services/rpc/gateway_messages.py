@@ -52,6 +52,7 @@ def model_from_pb(model: scheduler_pb2.ModelState) -> ModelState:
             max_sequences=model.max_sequences,
         ),
         steps={Band(one.band): Step(one.step) for one in model.steps},
+        batch_wait_s=model.batch_wait_ms / 1000,
     )
 
 

@@ -34,6 +34,8 @@ class ModelState:
     """Of the largest of its workers."""
     steps: Mapping[Band, Step] = field(default_factory=dict)
     """How far its bands have degraded; absent: not at all."""
+    batch_wait_s: float = 0.0
+    """How long arrivals of bands that have not degraded are gathered to be placed together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

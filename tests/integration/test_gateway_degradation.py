@@ -3,14 +3,20 @@
 import dataclasses
 from collections.abc import AsyncIterator
 
+import grpc
 import pytest
 
 from gateway.core.auth import LOCAL_TENANT
+from gateway.core.ending import Failed
+from gateway.core.request import Caller
 from protos.scheduler.v1 import scheduler_pb2
 from protos.types.v1 import types_pb2
-from services.domain.degradation import Degradation
+from services.domain.degradation import Degradation, Degraded, Step, degraded_of
+from services.domain.errors import ErrorDetail, Overloaded
+from services.domain.ids import RequestId
 from tests.fakes import gateway_rig
-from tests.fakes.gateway_rig import ACME, ACME_KEY, Answer, Rig, generate
+from tests.fakes.gateway_rig import ACME, ACME_KEY, Answer, Rig, a_request, generate
+from tests.fakes.http_rig import KEY, HttpRig, http_rig
 from tests.fakes.worker_server import says
 
 POLICY = Degradation(cap_output_tokens=12, cut_prompt_tokens=8, smaller_models={"tiny": "absent"})
@@ -18,12 +24,18 @@ ANSWER = "It is so. And more of it follows. And more."
 
 
 @pytest.fixture
-async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+async def http(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HttpRig]:
     acme = dataclasses.replace(ACME, degradation=POLICY)
     monkeypatch.setattr(gateway_rig, "TENANTS", (LOCAL_TENANT, acme))
-    async with gateway_rig.gateway_rig() as started:
-        started.worker.script = says(ANSWER)
+    async with http_rig() as started:
+        started.web.headers["authorization"] = f"Bearer {KEY}"
+        started.rig.worker.script = says(ANSWER)
         yield started
+
+
+@pytest.fixture
+def rig(http: HttpRig) -> Rig:
+    return http.rig
 
 
 async def climb(rig: Rig, step: "types_pb2.DegradationStep", band: "types_pb2.Band") -> None:
@@ -49,7 +61,7 @@ async def test_an_answer_ends_with_the_sentence_that_reaches_its_cap(rig: Rig) -
     assert told(answer) == [(types_pb2.DEGRADATION_STEP_CAP_OUTPUT, "100", "12")]
     assert rig.worker.submits[0].max_output_tokens == 76, "the cap and what a sentence may take to end"
     await rig.settled()
-    assert rig.metric("quire_degraded_total", step="cap_output") == 1
+    assert rig.metric("quire_degraded_total", step="cap_output", asked="128", served="16") == 1
 
 
 async def test_a_long_prompt_is_cut_from_the_left_a_step_later(rig: Rig) -> None:
@@ -72,3 +84,53 @@ async def test_a_band_that_has_not_degraded_gets_all(rig: Rig) -> None:
     assert (answer.text(), told(answer)) == (ANSWER, [])
     answer = await generate(rig, metadata=ACME_KEY, max_output_tokens=100, band=types_pb2.BAND_BATCH)
     assert answer.text() != ANSWER, "the control"
+
+
+async def test_arrivals_that_are_not_gathered_say_so(rig: Rig) -> None:
+    rig.scheduler.models[0].batch_wait_ms = 20
+    await climb(rig, types_pb2.DEGRADATION_STEP_CAP_OUTPUT, types_pb2.BAND_STANDARD)
+    felt = [(types_pb2.DEGRADATION_STEP_BATCH_WAIT, "20", "0")]
+    assert told(await generate(rig, metadata=ACME_KEY, max_output_tokens=5)) == felt
+    assert told(await generate(rig, max_output_tokens=5)) == [], "the control: of a band that has not climbed"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_both_doors_say_before_the_first_token_what_is_less(http: HttpRig, stream: bool) -> None:
+    rig, value = http.rig, "cap_output 12/100; cut_context 8/17"
+    before = await http.post(prompt="0123456789abcdef", max_tokens=100, stream=stream)
+    assert "x-quire-degraded" not in before.headers, "the control"
+    await climb(rig, types_pb2.DEGRADATION_STEP_CUT_CONTEXT, types_pb2.BAND_STANDARD)
+    answer = await http.post(prompt="0123456789abcdef", max_tokens=100, stream=stream)
+    assert answer.headers["x-quire-degraded"] == value
+    assert answer.headers["x-ratelimit-limit-tokens"]
+    request = a_request(prompt="0123456789abcdef", max_output_tokens=100)
+    call = rig.stub.Generate(request, metadata=ACME_KEY, timeout=60)
+    assert [message async for message in call]
+    assert dict(await call.initial_metadata())["x-quire-degraded"] == value
+
+
+@pytest.mark.parametrize("degraded", [Degraded(Step.THROTTLE, "3", "1"), Degraded(Step.REFUSE, "1", "0")])
+async def test_what_the_ladder_refuses_is_told_counted_and_kept(http: HttpRig, degraded: Degraded) -> None:
+    rig, step = http.rig, degraded.step.name.lower()
+    rig.scheduler.rejects = Overloaded(
+        "m is overloaded", ErrorDetail(retry_after_s=5.0, quota="degradation/m", metadata=degraded.metadata)
+    )
+    answer = await http.post(max_tokens=5, stream=True)
+    assert answer.status_code == 429
+    assert answer.headers["x-quire-degraded"] == f"{step} {degraded.served}/{degraded.asked}"
+    assert answer.headers["x-ratelimit-limit-tokens"]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await generate(rig, metadata=ACME_KEY)
+    trailers = dict(caught.value.trailing_metadata() or ())
+    assert trailers["x-quire-degraded"] == f"{step} {degraded.served}/{degraded.asked}"
+    await rig.settled()
+    served = {"asked": str(1 << (int(degraded.asked) - 1).bit_length()), "served": degraded.served}
+    assert rig.metric("quire_degraded_total", step=step, **served) == 2
+    await kept(rig, answer.headers["x-request-id"], degraded)
+
+
+async def kept(rig: Rig, request_id: str, degraded: Degraded) -> None:
+    """Whoever asks later what became of a refused request is told the step."""
+    failed = await rig.parts.queries.request(Caller(tenant=ACME.id, key_id=""), RequestId(request_id))
+    assert isinstance(failed, Failed)
+    assert degraded_of(failed.metadata) == degraded

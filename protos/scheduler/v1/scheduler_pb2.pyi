@@ -160,7 +160,7 @@ class Models(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ...) -> None: ...
 
 class ModelState(_message.Message):
-    __slots__ = ("name", "revision", "max_context_tokens", "num_workers", "max_pages", "page_size", "max_sequences", "steps")
+    __slots__ = ("name", "revision", "max_context_tokens", "num_workers", "max_pages", "page_size", "max_sequences", "steps", "batch_wait_ms")
     NAME_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +169,7 @@ class ModelState(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     name: str
     revision: str
     max_context_tokens: int
@@ -177,7 +178,8 @@ class ModelState(_message.Message):
     page_size: int
     max_sequences: int
     steps: _containers.RepeatedCompositeFieldContainer[BandStep]
-    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., num_workers: _Optional[int] = ..., max_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., max_sequences: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[BandStep, _Mapping]]] = ...) -> None: ...
+    batch_wait_ms: int
+    def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., num_workers: _Optional[int] = ..., max_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., max_sequences: _Optional[int] = ..., steps: _Optional[_Iterable[_Union[BandStep, _Mapping]]] = ..., batch_wait_ms: _Optional[int] = ...) -> None: ...
 
 class BandStep(_message.Message):
     __slots__ = ("band", "step")

@@ -4,7 +4,7 @@ import dataclasses
 
 from gateway.core.ending import Failed, decode_ending, encode_ending
 from gateway.core.events import Receipt
-from services.domain.errors import Code, WorkerLost
+from services.domain.errors import Code, ErrorDetail, WorkerLost
 from services.domain.generation import Usage
 from services.domain.ids import RequestId
 from services.domain.miss_reason import MissReason
@@ -19,7 +19,7 @@ def test_receipts_and_failures_survive_the_store() -> None:
         miss_reason=MissReason.NEVER_SEEN, first_miss_token=16, computed_tokens=4, client_label="l",
         exact=True,
     )  # fmt: skip
-    failed = Failed.of(RequestId("r"), WorkerLost("gone"), USAGE)
+    failed = Failed.of(RequestId("r"), WorkerLost("gone", ErrorDetail(metadata={"need": "3"})), USAGE)
     assert decode_ending(encode_ending(receipt)) == receipt
     assert decode_ending(encode_ending(failed)) == failed
     assert failed.code is Code.UNAVAILABLE

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.core.output_cap import GRACE_TOKENS
-from gateway.core.relief import Relief, capped, relief_of
+from gateway.core.relief import Relief, capped, headers_of, relief_of
 from services.domain.degradation import Degradation, Degraded, Step
 from services.domain.generation import StopParams
 
@@ -46,3 +46,9 @@ def test_a_capped_answer_may_end_its_sentence_but_never_gets_more_than_asked_for
     limited, degraded = capped(stop, 100)
     assert limited.max_output_tokens == served
     assert degraded == (None if told is None else Degraded(Step.CAP_OUTPUT, str(asked), told))
+
+
+def test_a_header_holds_every_step_and_only_plain_characters() -> None:
+    steps = (Degraded(Step.CAP_OUTPUT, "100", "12"), Degraded(Step.SMALLER_MODEL, "groß\n", "small"))
+    assert headers_of(steps) == {"x-quire-degraded": "cap_output 12/100; smaller_model small/gro??"}
+    assert headers_of(()) == {}

@@ -9,7 +9,7 @@ from scheduler.core.outputs import ModelsChanged, Output, Placed, Rejected
 from scheduler.core.policy import QueuePolicy
 from scheduler.core.rules import Rules
 from scheduler.core.state import SchedulerCore
-from services.domain.degradation import Step
+from services.domain.degradation import Degraded, Step, degraded_of
 from services.domain.errors import Overloaded
 from services.domain.generation import Band
 from tests.unit.scheduler.builders import GATEWAY, MODEL, acquire, hello, key, only, report
@@ -53,6 +53,7 @@ def refused(outputs: list[Output]) -> list[Overloaded]:
 
 def test_gateways_are_told_of_each_step_once() -> None:
     told = only(ModelsChanged, Queue().until(Step.REFUSE))
+    assert {one.models[0].batch_wait_s for one in told} == {0.5}
     assert [one.models[0].steps for one in told] == [{Band.BATCH: step} for step in list(Step)[1:]]
 
 
@@ -78,6 +79,7 @@ def test_in_a_throttled_band_each_tenant_has_one_request_waiting(policy: type[Qu
         == "2 requests of this tenant wait, m is overloaded and its batch band degraded to step throttle"
     )
     assert (error.detail.retry_after_s, error.detail.quota) == (5.0, "degradation/m/batch")
+    assert degraded_of(error.detail.metadata) == Degraded(Step.THROTTLE, "3", "1")
     assert not refused(queue.ask("4", tenant="quiet"))
     assert not refused(queue.ask("5", band=Band.STANDARD)), "a better band goes on"
     queue.core.abandon(key("1"), None)
