@@ -36,6 +36,7 @@ from services.rpc.worker_scheduler_link import WorkerSchedulerLink
 from worker.async_engine import AsyncEngine
 from worker.config import WorkerConfig
 from worker.daemon_thread import in_daemon_thread
+from worker.device_telemetry import tell_device
 from worker.engine.config import EngineConfig
 from worker.engine.step_scheduler import StepScheduler
 from worker.loading import Loaded, load
@@ -156,6 +157,8 @@ class Worker:
         )
         engine.listen(StepMetrics(self._metrics).on_step)
         tell_kernels(self._metrics, profile.kernels)
+        if loaded.device is not None:
+            tell_device(self._metrics, loaded.device)
         facts = WorkerFacts(
             name=WorkerId(config.name),
             epoch=self._lifecycle.epoch,

@@ -38,6 +38,10 @@ class Device(Protocol):
     def label(self) -> str:
         """The product and its chip, for people: `NVIDIA H200 (sm_90)`."""
 
+    @property
+    def uuid(self) -> str | None:
+        """`GPU-...`, as NVIDIA's management library knows it; None where there is none."""
+
     def memory(self) -> DeviceMemory: ...
 
 

@@ -18,6 +18,7 @@ from services.chassis.fatal import FatalError
 from services.domain.generation import SamplingParams
 from worker.config import ExecutorKind, WorkerConfig
 from worker.device_memory import device_room, measure_use
+from worker.devices import Device
 from worker.engine.batch import Batch, SampleRow
 from worker.executor_choice import Opened, open_executor
 from worker.executors.base import Executor
@@ -42,6 +43,8 @@ class Loaded:
     executor: Executor
     pool: PoolSize
     max_context_tokens: int
+    device: Device | None = None
+    """What it computes on, besides the CPU."""
 
 
 def load(config: WorkerConfig, open_model: Callable[[WorkerConfig], Opened] = open_executor) -> Loaded:
@@ -79,7 +82,7 @@ def load(config: WorkerConfig, open_model: Callable[[WorkerConfig], Opened] = op
         weight_bytes=profile.weight_bytes,
         load_s=round(time.monotonic() - started, 2),
     )
-    return Loaded(executor, pool, max_context)
+    return Loaded(executor, pool, max_context, opened.on.device if opened.on else None)
 
 
 def _room(config: WorkerConfig, opened: Opened, need: PoolNeed) -> KvRoom:

@@ -29,6 +29,8 @@ class Gpu:
         self._device = torch.device("cuda", index)
         self.name = str(self._device)
         self.label = f"{torch.cuda.get_device_name(self._device)} ({chip_of(self._device)})"
+        uuid = getattr(torch.cuda.get_device_properties(self._device), "uuid", None)
+        self.uuid = None if uuid is None else f"GPU-{uuid}"
 
     def memory(self) -> DeviceMemory:
         """Ask the driver; what torch keeps for later is not free."""
@@ -41,6 +43,7 @@ class Interpreter:
 
     name = "cpu"
     label = "Triton's interpreter"
+    uuid = None
 
     def memory(self) -> DeviceMemory:
         """Say that all of the host's free memory is the device's."""

@@ -48,6 +48,10 @@ class Keeping(SimExecutor):
     def label(self) -> str:
         return "Fake GPU (sm_90)"
 
+    @property
+    def uuid(self) -> None:
+        return None
+
     def memory(self) -> DeviceMemory:
         used = self.weights_mib + 3 * self.pages + self.step_mib
         return DeviceMemory(18_000 * MIB - used * MIB, TOTAL)

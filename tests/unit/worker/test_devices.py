@@ -1,6 +1,7 @@
 """Which GPU there is, told from files, and why there is none that can be used."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -71,7 +72,10 @@ def test_a_gpu_older_than_the_kernels_is_refused_by_name(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     with pytest.raises(UnusableDevice, match="Tesla T4 is sm_75, kernels need sm_80 or newer"):
         find_device(nodes(tmp_path, "nvidia0"))
+    properties = SimpleNamespace(uuid="0e2b4c6d-0000-1111-2222-333344445555")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     found = find_device(tmp_path)
     assert (found.name, found.label) == ("cuda:0", "NVIDIA H200 (sm_90)")
+    assert found.uuid == "GPU-0e2b4c6d-0000-1111-2222-333344445555"

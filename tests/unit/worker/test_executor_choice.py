@@ -181,6 +181,7 @@ class FakeGpu:
 
     name = "cpu"
     label = "Fake GPU (sm_90)"
+    uuid = None
 
     def __init__(self, *free_mib: int) -> None:
         self._free = list(free_mib)
