@@ -140,7 +140,10 @@ TINY = Sizes(
         num_prompt=20,
         num_output=2,
         num_cancelled=40,
-        flags=("--kv-memory", "1MiB", "--stuck-after-s", "600", "--restart-after-s", "600"),
+        flags=(
+            *("--kv-memory", "1MiB", "--stuck-after-s", "600", "--restart-after-s", "600"),
+            *("--max-sequences", "2", "--max-step-tokens", "16", "--max-prefill-tokens", "16"),
+        ),
         limit_s=300.0,
     ),
 )

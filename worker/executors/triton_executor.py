@@ -25,6 +25,7 @@ from worker.executors.triton_sampling import draw
 from worker.executors.triton_step import TritonStep
 from worker.executors.weights.loader import WeightSource, open_model
 from worker.kernels import linear_tuning
+from worker.kernels import paged_attention_tuning as attention_tuning
 from worker.kernels.dtypes_triton import INTERPRETED, chip_of
 from worker.kernels.kv_pages_torch import LayerKv, layer_kv
 from worker.kernels.sampling_triton import SamplingScratch
@@ -73,7 +74,7 @@ class TritonExecutor:
                 plan, weights, dtype=dtype, max_positions=config.max_positions, device=device
             )
         chip = chip_of(device)
-        versions = (triton.__version__, chip, linear_tuning.numerics(chip))
+        versions = (triton.__version__, chip, linear_tuning.numerics(chip), attention_tuning.numerics(chip))
         numerics = _digest("triton", *versions, revision, str(dtype), kv_format, str(INTERPRETED))
         self._profile = ModelProfile(
             model=name,

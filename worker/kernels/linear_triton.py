@@ -151,12 +151,15 @@ def aot_kernels(chip: str) -> Iterator[AotKernel]:
     Logits are the dense ones with a float32 result and nothing added.
     """
     for kind in linear_tuning.kinds(chip):
-        for tile in linear_tuning.ladder(chip, kind):
-            yield _aot_kernel(chip, kind, tile, torch.bfloat16)
+        for shape in linear_tuning.shapes(chip, kind):
+            for tile in linear_tuning.ladder(chip, kind, shape):
+                kernel = aot_kernel(chip, kind, tile)
+                # Entries of a shape of their own may share sizes with the one for all.
+                yield kernel if shape == "*" else replace(kernel, name=f"{kernel.name}-{shape}")
     for tile in linear_tuning.ladder(chip, "w4a16-g128")[:1]:
-        yield _aot_kernel(chip, "w4a16-g128", tile, torch.float16)
+        yield aot_kernel(chip, "w4a16-g128", tile, torch.float16)
     for tile in linear_tuning.ladder(chip, "bf16"):
-        kernel = _aot_kernel(chip, "bf16", tile, torch.bfloat16)
+        kernel = aot_kernel(chip, "bf16", tile)
         yield replace(
             kernel,
             name=f"{kernel.name}-logits",
@@ -178,7 +181,8 @@ def aot_kernels(chip: str) -> Iterator[AotKernel]:
         )
 
 
-def _aot_kernel(chip: str, kind: str, tile: Tile, dtype: torch.dtype) -> AotKernel:
+def aot_kernel(chip: str, kind: str, tile: Tile, dtype: torch.dtype = torch.bfloat16) -> AotKernel:
+    """Return how a product is compiled with one tile; with bias, and zero points where it has codes."""
     format_name, _, group = kind.partition("-g")
     is_int8, is_dense = format_name == "w8a8", not group
     name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]

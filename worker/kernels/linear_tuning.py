@@ -1,7 +1,8 @@
 """Which tiles a product is launched with: the committed table `linear_tuning.json` by chip, format and shape.
 
-What was measured on a chip says when and on what; a chip that never was is labelled `untuned` and has one
-entry per format, for all shapes. Nothing is measured while serving.
+`python -m bench.tune` measures on a chip and writes an entry for each shape that it was given, and when and
+on what. The entry for all other shapes is never measured, and a chip that never was is labelled `untuned`.
+Nothing is measured while serving.
 
 `splits` and `block_k` decide bits, so they are a shape's, whatever the number of rows; all else is free per
 step of the ladder.
@@ -81,12 +82,18 @@ def kinds(chip: str) -> list[str]:
     return sorted(_table()[chip]["kinds"])
 
 
-def ladder(chip: str, kind: str) -> list[Tile]:
-    """Return every tile that a format may be launched with, for compiling them ahead of time."""
+def shapes(chip: str, kind: str) -> list[str]:
+    """Return what a format has entries for: `OUTxIN` where it was measured, and `*` for the rest, last."""
+    return [entry["shape"] for entry in _table()[chip]["kinds"][kind]]
+
+
+def ladder(chip: str, kind: str, shape: str = "*") -> list[Tile]:
+    """Return every tile that a shape's entry may be launched with, for compiling them ahead of time."""
+    entry = next(entry for entry in _table()[chip]["kinds"][kind] if entry["shape"] == shape)
     found: dict[Tile, None] = {}
-    for entry in _table()[chip]["kinds"][kind]:
-        for step in entry["ladder"]:
-            found[_tile(entry, step, splits=2, is_parallel=step["rows"] <= entry["parallel_rows"])] = None
+    for step in entry["ladder"]:
+        is_parallel = step["rows"] <= entry["parallel_rows"] and entry.get("splits") != 1
+        found[_tile(entry, step, splits=2, is_parallel=is_parallel)] = None
     return list(found)
 
 

@@ -8,7 +8,7 @@ Knows torch and Triton alone; knows nothing of who planned the batch.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,10 +17,12 @@ import triton
 from torch import Tensor
 
 from worker.kernels import paged_attention_kernels_triton as kernels
+from worker.kernels import paged_attention_tuning as tuning
 from worker.kernels.aot import AotKernel
 from worker.kernels.dtypes_triton import INTERPRETED, chip_of, compute_type
 from worker.kernels.kv_pages_torch import LayerKv
 from worker.kernels.paged_attention_kernels_triton import KEY_BLOCK, SPLIT
+from worker.kernels.paged_attention_tuning import KERNELS, Kernel, Tile
 
 _LOG2_E = math.log2(math.e)
 
@@ -64,41 +66,14 @@ class SplitMemory:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Tile:
-    """How a kernel is cut on one chip. M moves no bit; the sizes that do are in the kernels' module."""
-
-    m: int
-    num_warps: int
-    num_stages: int
-
-
-_RAGGED_TILES = {
-    "sm_80": (_Tile(64, 8, 5), _Tile(32, 8, 3), _Tile(32, 8, 3), _Tile(32, 8, 3)),
-    "sm_90": (_Tile(128, 8, 5), _Tile(64, 8, 5), _Tile(32, 8, 3), _Tile(32, 8, 1)),
-    "sm_100": (_Tile(64, 8, 5), _Tile(64, 8, 3), _Tile(32, 8, 3), _Tile(32, 8, 1)),
-    "gfx942": (_Tile(64, 4, 1), _Tile(64, 4, 1), _Tile(32, 4, 1), _Tile(32, 4, 1)),
-}
-"""Heads of up to 128 over floats, over int8; heads of up to 256 likewise. Untuned: what spills nothing."""
-_DECODE_TILES = {
-    "sm_80": (_Tile(16, 4, 3), _Tile(16, 4, 5), _Tile(16, 4, 2), _Tile(16, 8, 3)),
-    "sm_90": (_Tile(16, 4, 3), _Tile(16, 4, 5), _Tile(16, 4, 2), _Tile(16, 8, 3)),
-    "sm_100": (_Tile(16, 4, 3), _Tile(16, 4, 5), _Tile(16, 4, 2), _Tile(16, 8, 3)),
-    "gfx942": (_Tile(16, 4, 1), _Tile(16, 4, 1), _Tile(16, 4, 1), _Tile(16, 4, 1)),
-}
-"""As above. M is raised to the heads of a group, here as there."""
-
-
-def _tile_of(
-    tiles: Mapping[str, Sequence[_Tile]], chip: str, head_dim: int, kv_dtype: torch.dtype, group: int
-) -> _Tile:
-    tile = tiles[chip][2 * (head_dim > 128) + (kv_dtype is torch.int8)]
+def _tile_of(kernel: Kernel, chip: str, head_dim: int, kv_dtype: torch.dtype, group: int) -> Tile:
+    tile = tuning.tile(chip, kernel, head_dim, is_int8=kv_dtype is torch.int8)
     return replace(tile, m=max(tile.m, triton.next_power_of_2(group)))
 
 
 def ragged_attention(
     q: Tensor, kv: LayerKv, out: Tensor, batch: PagedBatch, *,
-    scale: float, window: int = 0, soft_cap: float = 0,
+    scale: float, window: int = 0, soft_cap: float = 0, tile: Tile | None = None,
 ) -> None:  # fmt: skip
     """Write the attention output of every row of every sequence.
 
@@ -110,10 +85,11 @@ def ragged_attention(
         scale: Factor on the products of queries and keys.
         window: Keys a row sees, its own the last of them; 0 is all.
         soft_cap: Bound of the scaled scores; 0 is none.
+        tile: For measuring; else the table's.
     """
     kv_heads, _, head_dim = kv.shape
     group = q.shape[1] // head_dim // kv_heads
-    tile = _tile_of(_RAGGED_TILES, chip_of(q.device), head_dim, kv.keys.dtype, group)
+    tile = tile or _tile_of("ragged", chip_of(q.device), head_dim, kv.keys.dtype, group)
     num_sequences = len(batch.context_len)
     tokens = tile.m // group
     grid = (kv_heads, len(q) // tokens + 2 * num_sequences)
@@ -129,7 +105,7 @@ def ragged_attention(
 
 def decode_attention(
     q: Tensor, kv: LayerKv, out: Tensor, batch: PagedBatch, memory: SplitMemory, *, lanes: int,
-    scale: float, window: int = 0, soft_cap: float = 0,
+    scale: float, window: int = 0, soft_cap: float = 0, tile: Tile | None = None,
 ) -> None:  # fmt: skip
     """Write the attention output of the one row of every sequence.
 
@@ -144,10 +120,11 @@ def decode_attention(
         scale: Factor on the products of queries and keys.
         window: Keys a row sees.
         soft_cap: Bound of the scaled scores.
+        tile: As in `ragged_attention`.
     """
     kv_heads, _, head_dim = kv.shape
     group = q.shape[1] // head_dim // kv_heads
-    tile = _tile_of(_DECODE_TILES, chip_of(q.device), head_dim, kv.keys.dtype, group)
+    tile = tile or _tile_of("decode", chip_of(q.device), head_dim, kv.keys.dtype, group)
     num_sequences, max_splits = len(batch.context_len), memory.tops.shape[1]
     splits = (memory.tops, memory.totals, memory.sums)
     shape = _shape(q, kv, window, soft_cap)
@@ -224,20 +201,24 @@ def aot_kernels(chip: str) -> Iterator[AotKernel]:
     """Yield the two kernels for every variant, and the merge once for every size of head."""
     merged: set[str] = set()
     for variant in _variants():
-        shape = (chip, variant.head_dim, variant.kv_dtype, _AOT_GROUP)
-        yield _aot_kernel(
-            f"ragged-{variant.name}", kernels.ragged_kernel, variant, _tile_of(_RAGGED_TILES, *shape)
-        )
-        yield _aot_kernel(
-            f"decode-{variant.name}", kernels.decode_kernel, variant, _tile_of(_DECODE_TILES, *shape)
-        )
+        for kernel in KERNELS:
+            tile = _tile_of(kernel, chip, variant.head_dim, variant.kv_dtype, _AOT_GROUP)
+            yield _aot_kernel(f"{kernel}-{variant.name}", variant, tile)
         merge = f"merge-d{variant.head_dim}-{_NAMES[variant.dtype]}"
         if merge not in merged:
             merged.add(merge)
-            yield _aot_kernel(merge, kernels.merge_kernel, variant, _Tile(1, 1, 3))
+            yield _aot_kernel(merge, variant, Tile(m=1, num_warps=1, num_stages=3))
 
 
-def _aot_kernel(name: str, function: Any, variant: _Variant, tile: _Tile) -> AotKernel:
+def aot_kernels_of(kernel: Kernel, key: str, tile: Tile) -> Iterator[AotKernel]:
+    """Yield every variant of a kernel that an entry of the table is for, cut by another tile."""
+    for variant in _variants():
+        if tuning.key(variant.head_dim, is_int8=variant.kv_dtype is torch.int8) == key:
+            yield _aot_kernel(f"{kernel}-{variant.name}", variant, tile)
+
+
+def _aot_kernel(name: str, variant: _Variant, tile: Tile) -> AotKernel:
+    function: Any = getattr(kernels, f"{name.partition('-')[0]}_kernel")
     absent = () if variant.kv_dtype is torch.int8 else ("key_scales", "value_scales")
     types = {
         **dict.fromkeys(("q", "out"), f"*{_NAMES[variant.dtype]}"),

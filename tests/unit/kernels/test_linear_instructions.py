@@ -58,8 +58,10 @@ def test_every_step_of_a_ladder_multiplies_with_one_instruction(chip: str, kind:
     )
     assert child.returncode == 0, child.stderr[-2000:]
     found = json.loads(child.stdout.splitlines()[-1])
-    num_forms = 2 if kind == "bf16" else 1  # logits too
-    assert len(found) == num_forms * len(linear_tuning.ladder(chip, kind.removesuffix("-bf16")))
+    name = kind.removesuffix("-bf16")
+    num_tiles = sum(len(linear_tuning.ladder(chip, name, s)) for s in linear_tuning.shapes(chip, name))
+    num_logits = len(linear_tuning.ladder(chip, "bf16")) if kind == "bf16" else 0
+    assert len(found) == num_tiles + num_logits
     kinds = {re_sized(name) for names in found.values() for name in names}
     assert len(kinds) == 1, found
 
