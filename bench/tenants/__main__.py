@@ -3,13 +3,20 @@
 Run: `python -m bench.tenants [--quiet 1020] [--times-bound 20]` (a few minutes). The real cores of scheduler
 and worker run; a step takes what the sim executor's cost model says, messages take no time. So figures do not
 depend on the machine. Judges nothing: `tests/unit/scheduler/test_bench_tenants.py` asserts bounds in small.
+
+`--audit` instead lets clients race for quotas in a real store, kills some, edits limits, and computes again
+from the store's own log whether any limit was exceeded (`tests/integration/test_quota_audit.py`, in small).
 """
 
 import argparse
 import asyncio
+import tempfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
+from bench.tenants.audit import Plan, audit
 from bench.tenants.controls import rows as control_rows
 from bench.tenants.fleet import UNBOUNDED
 from bench.tenants.scenarios import floors, locality, long_beside_short, noisy_neighbour, percentile, weighted
@@ -37,11 +44,38 @@ def row(what: str, figures: list[str]) -> None:
     print(f"{what:<58}" + "".join(f"{figure:>16}" for figure in figures), flush=True)
 
 
+def show_audit(num_requests: int, num_tenants: int) -> None:
+    """Print what the audit finds, and what it finds where clients send no limits."""
+    plans = {
+        "limits on": Plan(num_requests=num_requests, num_tenants=num_tenants, num_kills=3),
+        "control, limits off": Plan(
+            num_requests=num_requests // 10, num_tenants=num_tenants, num_kills=0, is_limited=False
+        ),
+    }
+    for label, plan in plans.items():
+        with tempfile.TemporaryDirectory() as folder:
+            found = asyncio.run(audit(plan, Path(folder)))
+        report = found.report
+        print(f"{label}: {num_tenants} tenants, {found.num_edits} edits, {found.num_kills} clients killed")
+        print(f"  admitted {report.num_admitted}; {report.num_expired} leases ran out")
+        print(f"  refused by {dict(report.refused)}, at {dict(report.scopes)}")
+        print(f"  judged by {len(report.versions)} versions, {report.largest_lag_ms} ms old at most")
+        print(f"  exceeded: {dict(Counter(one.kind for one in report.findings)) or 'nothing'}")
+        print(f"  still reserved: {found.left or 'nothing'}; unknown to the log: {len(found.not_admitted)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("--quiet", type=int, default=1020, help="requests of the quiet tenant")
     parser.add_argument("--times-bound", type=float, default=20.0, help="service of the smallest share")
+    parser.add_argument("--audit", action="store_true", help="race for quotas and compute the limits again")
+    parser.add_argument("--requests", type=int, default=10_000, help="of the audit")
+    parser.add_argument("--tenants", type=int, default=200, help="of the audit")
     asked = parser.parse_args()
+    configure_logging("bench", level="error")
+    if asked.audit:
+        show_audit(asked.requests, asked.tenants)
+        return
     row("", list(POLICIES))
     alone = noisy_neighbour(FairPolicy(), flood=False, num_quiet=asked.quiet)
     beside = [noisy_neighbour(make(), flood=True, num_quiet=asked.quiet) for make in POLICIES.values()]
@@ -81,7 +115,6 @@ def main() -> None:
         ]
         row(f"{what}: TTFT p50, s", [f"{percentile(one, 0.5):.1f}" for one in times])
     row("", ["without", "with"])
-    configure_logging("bench", level="error")
     for what, verdicts in asyncio.run(control_rows()):
         row(what, verdicts)
 
