@@ -28,6 +28,7 @@ COMMANDS = {
     "chat": Command("services.commands.chat:main", "talk to a model"),
     "tokenize": Command("services.commands.tokenize:main", "show how a model reads a text"),
     "models": Command("services.commands.models:models", "list models: served, here, to be fetched"),
+    "doctor": Command("services.commands.doctor:main", "say what this machine lacks, and what to do"),
     "plan": Command("services.commands.plan:main", "say what a model takes in memory, and what fits"),
     "quality": Command("services.commands.quality:main", "measure what a version lost against float32"),
     "quantize": Command("services.commands.quantize:main", "make a smaller version of a model"),

@@ -92,7 +92,7 @@ def build(
     """
     cpu = this_cpu() if cpu is None else cpu
     chosen = choose(instruction_set, cpu)
-    compiler = _find_compiler(environment)
+    compiler = find_compiler(environment)
     flags = (*FLAGS, chosen.macro, *chosen.flags)
     digest = _digest(_version(compiler), *flags, *_texts(sources))
     folder = cache_folder(environment) / "native"
@@ -125,7 +125,12 @@ def _compile(compiler: str, flags: tuple[str, ...], sources: Path, target: Path)
     _log.info("compiled_native_executor", seconds=round(time.monotonic() - started, 1))
 
 
-def _find_compiler(environment: Mapping[str, str]) -> str:
+def find_compiler(environment: Mapping[str, str]) -> str:
+    """Return the path of the C++ compiler: `CXX`, else g++.
+
+    Raises:
+        NoCompiler: It is not there; the message names the remedies.
+    """
     wanted = environment.get("CXX") or "g++"
     found = shutil.which(wanted, path=environment.get("PATH"))
     if found is None:
