@@ -14,7 +14,7 @@ import structlog
 from protos.worker.v1 import worker_pb2_grpc
 from services.chassis.build import BUILD
 from services.chassis.errors import ErrorInterceptor
-from services.chassis.fatal import FatalError
+from services.chassis.fatal import EngineFailed
 from services.chassis.grpc import (
     HealthControl,
     add_health_and_reflection,
@@ -98,7 +98,7 @@ class Worker:
         """Serve until told to stop.
 
         Raises:
-            FatalError: It cannot start, or its engine has failed or hangs: restart it.
+            FatalError: It cannot start, or, as `EngineFailed`, its engine has failed or hangs: restart it.
         """
         config = self._config
         credentials = None if self._tls is None else self._tls.server(asks=True)
@@ -247,7 +247,7 @@ class Worker:
                 parts.engine.end_all(WorkerLost("the worker's engine hangs"))
                 parts.servicer.gateways.drop_all("stuck")
                 await self._server.stop(LAST_WORD_S)
-                raise FatalError(
+                raise EngineFailed(
                     f"no step finished for {stuck_s:.0f} s: the engine hangs; restart the worker"
                 )
 
@@ -260,7 +260,7 @@ class Worker:
             self._health.set_not_serving()
             error = parts.engine.fault.result()
             _log.error("engine_failed", exc_info=error)
-            raise FatalError(
+            raise EngineFailed(
                 f"the engine failed ({type(error).__name__}: {error}); restart the worker"
             ) from error
         await self._drain(parts)

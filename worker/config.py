@@ -74,6 +74,9 @@ class WorkerConfig:
     """Longest prompt + output; absent: the model's own limit."""
     max_sequences: int = 32
     """Sequences that run together."""
+    cuda_graph_sizes: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+    """On a GPU, numbers of sequences for which a decode step is captured as a CUDA graph, up to
+    --max-sequences; a step takes the next larger one. [] in a file: none, all is launched by itself."""
     max_step_tokens: int = 512
     """Tokens of the largest step; decode takes its part first."""
     max_prefill_tokens: int = 256
@@ -128,6 +131,8 @@ class WorkerConfig:
         if self.kv_memory_fraction is not None:
             check_range("kv_memory_fraction", self.kv_memory_fraction, 0.01, 0.95)
         check_range("max_sequences", self.max_sequences, 1, 1024)
+        for size in self.cuda_graph_sizes:
+            check_range("cuda_graph_sizes", size, 1, 1024)
         check_range("max_step_tokens", self.max_step_tokens, self.max_sequences + 1, 1 << 16)
         check_range("max_prefill_tokens", self.max_prefill_tokens, 1, self.max_step_tokens)
         check_range("max_waiting", self.max_waiting, 1)

@@ -16,7 +16,7 @@ from services.chassis.fatal import FatalError
 from services.domain.kv_layout import KvFormat
 from worker.config import Compute, ExecutorKind, WorkerConfig
 from worker.devices import Device, NoDevice, UnusableDevice, find_device, has_module, is_interpreted
-from worker.executors.base import Executor
+from worker.executors.base import Executor, StepLimits
 from worker.executors.native.bound_plan import UnsupportedOperation
 from worker.executors.native.build import NoCompiler
 from worker.executors.native.library import KV_FORMATS
@@ -116,11 +116,22 @@ def _load_triton(config: WorkerConfig, artifact: ModelArtifact, device: Device) 
         device,
         artifact,
         model_name=config.model_name,
-        page_size=config.page_size,
         kv_format=config.kv_format or KvFormat.INT8,
+        limits=step_limits(config, built.config.max_positions),
+        graph_sizes=config.cuda_graph_sizes,
     )
     _log.info("computing_on_a_gpu", device=device.label)
     return Opened(executor, OnDevice(device, free))
+
+
+def step_limits(config: WorkerConfig, model_context_tokens: int) -> StepLimits:
+    """Return what bounds a step of a model that could take contexts of `model_context_tokens`."""
+    return StepLimits(
+        max_sequences=config.max_sequences,
+        max_step_tokens=config.max_step_tokens,
+        max_context_tokens=min(model_context_tokens, config.max_context_tokens or model_context_tokens),
+        page_size=config.page_size,
+    )
 
 
 def _check_host_format(config: WorkerConfig) -> None:

@@ -3,24 +3,13 @@
 Knows the engine's limits; knows nothing of executors or devices. What such a step computes is nonsense.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from services.domain.capacity import pages_for
 from services.domain.generation import MAX_LOGPROBS, SamplingParams
 from worker.engine.batch import Batch, SampleRow
 from worker.engine.config import MAX_SCORED_TOKENS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepLimits:
-    """What bounds a step."""
-
-    max_sequences: int
-    max_step_tokens: int
-    max_context_tokens: int
-    page_size: int
+from worker.executors.base import StepLimits
 
 
 def largest_steps(limits: StepLimits) -> tuple[Batch, ...]:

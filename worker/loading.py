@@ -14,16 +14,16 @@ import structlog
 
 from services.artifacts.artifact import ModelArtifact, open_artifact
 from services.artifacts.errors import ArtifactError
-from services.chassis.fatal import FatalError
+from services.chassis.fatal import EngineFailed, FatalError
 from services.domain.generation import SamplingParams
 from worker.config import ExecutorKind, WorkerConfig
 from worker.device_memory import device_room, measure_use
 from worker.devices import Device
 from worker.engine.batch import Batch, SampleRow
-from worker.executor_choice import Opened, open_executor
-from worker.executors.base import Executor
+from worker.executor_choice import Opened, open_executor, step_limits
+from worker.executors.base import Executor, ExecutorFault
 from worker.executors.sim import CostModel, SimConfig, SimExecutor, SimFaults
-from worker.largest_steps import StepLimits, largest_steps
+from worker.largest_steps import largest_steps
 from worker.memory import KvRoom, PoolNeed, PoolSize, free_memory_bytes, host_room, size_pool
 
 SIM_TOKEN_BYTES = 23_040
@@ -71,8 +71,11 @@ def load(config: WorkerConfig, open_model: Callable[[WorkerConfig], Opened] = op
     )
     pool = size_pool(need, kv_bytes=config.kv_memory, room=_room(config, opened, need))
     _log.info("kv_pool_sized", pages=pool.num_pages, arithmetic=pool.arithmetic)
-    executor.allocate(pool.num_pages)
-    executor.execute(warm_up_batch())
+    try:
+        executor.allocate(pool.num_pages)
+        executor.execute(warm_up_batch())
+    except ExecutorFault as exc:
+        raise EngineFailed(f"the first step failed: {exc}; lower --kv-memory or look at the device") from exc
     _give_back_free_heap()
     _log.info(
         "model_loaded",
@@ -91,15 +94,8 @@ def _room(config: WorkerConfig, opened: Opened, need: PoolNeed) -> KvRoom:
         return host_room(max(SIM_FREE_BYTES, config.kv_memory or 0), 1.0)
     if opened.on is None:
         return host_room(free_memory_bytes(), config.kv_memory_fraction)
-    limits = StepLimits(
-        max_sequences=config.max_sequences,
-        max_step_tokens=config.max_step_tokens,
-        max_context_tokens=need.max_context_tokens,
-        page_size=need.page_size,
-    )
-    use = measure_use(
-        opened.executor, opened.on.device, largest_steps(limits), free_before=opened.on.free_before
-    )
+    steps = largest_steps(step_limits(config, need.max_context_tokens))
+    use = measure_use(opened.executor, opened.on.device, steps, free_before=opened.on.free_before)
     return device_room(use, config.kv_memory_fraction)
 
 

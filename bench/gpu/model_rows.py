@@ -20,9 +20,11 @@ from bench.gpu.random_model import RandomWeights, decode_batch, prefill_batches
 from bench.gpu.trace import busy_intervals
 from services.domain.kv_layout import KvFormat, KvLayout
 from worker.engine.batch import Batch
-from worker.executors.triton_executor import TritonExecutor
+from worker.executors.base import StepLimits
+from worker.executors.triton_executor import TritonExecutor, stream_on
 from worker.models.registry import BuiltModel, build_model
 
+_PAGE_SIZE = 16
 _PROFILED_STEPS = 3
 
 
@@ -50,6 +52,7 @@ class LoadedModel:
 def load(context: BenchContext, kv_format: KvFormat, *, is_int4: bool) -> LoadedModel:
     """Load the model of random weights, with pages for both steps that are measured."""
     sizes = context.sizes
+    steps = (sizes.step, sizes.compared_step)
     model = build_model(sizes.model)
     weights = RandomWeights(model.plan.parameters, group=sizes.group if is_int4 else None)
     executor = TritonExecutor(
@@ -57,10 +60,17 @@ def load(context: BenchContext, kv_format: KvFormat, *, is_int4: bool) -> Loaded
         weights,
         name="random",
         revision="random",
-        page_size=16,
+        page_size=_PAGE_SIZE,
         dtype=torch.bfloat16,
         kv_format=kv_format,
-        device=context.device,
+        limits=StepLimits(
+            max_sequences=max(count for count, _ in steps),
+            max_step_tokens=max(sizes.prefill_chunk, *(count for count, _ in steps)),
+            max_context_tokens=max(length for _, length in steps),
+            page_size=_PAGE_SIZE,
+        ),
+        graph_sizes=[count for count, _ in steps],
+        stream=stream_on(context.device),
     )
     layout = KvLayout(
         format=kv_format,
@@ -69,7 +79,6 @@ def load(context: BenchContext, kv_format: KvFormat, *, is_int4: bool) -> Loaded
         head_dim=model.plan.head_dim,
         page_size=executor.profile.page_size,
     )
-    steps = (sizes.step, sizes.compared_step)
     executor.allocate(max(count * -(-length // layout.page_size) for count, length in steps))
     return LoadedModel(model, executor, layout)
 

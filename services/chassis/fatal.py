@@ -32,6 +32,12 @@ class BusyPort(FatalError):
         self.port = port
 
 
+class EngineFailed(FatalError):
+    """What computes is beyond repair: memory ran out, the device failed or a step hangs. Start it again."""
+
+    exit_code = 4
+
+
 def entry(main: Callable[[], int]) -> int:
     """Run a program's `main`; a `FatalError` becomes one line on stderr and its exit code."""
     try:

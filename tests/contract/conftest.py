@@ -33,7 +33,7 @@ async def store(request: pytest.FixtureRequest, lease_s: float) -> AsyncIterator
     params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in EXECUTORS]
 )  # fmt: skip
 def executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Executor]:
-    if request.param == "triton":
+    if request.param.startswith("triton"):
         from tests.fakes.interpreted_dots import use_one_order
 
         use_one_order(monkeypatch)

@@ -8,15 +8,20 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from services.domain.generation import SamplingParams
 from services.domain.kv_layout import KvFormat
 from worker.engine.batch import Batch, SampleRow, StepResult
-from worker.executors.base import Executor
+from worker.executors.base import Executor, StepLimits
 from worker.executors.native.library import Compute
 from worker.executors.sim import SimConfig, SimExecutor
+
+if TYPE_CHECKING:
+    from worker.executors.triton_executor import TritonExecutor
+    from worker.executors.triton_stream import Stream
 
 PAGE = 16
 NUM_PAGES = 32
@@ -49,7 +54,7 @@ def tiny_native(
         return load_native(path, folder, kv_format=kv_format, compute=compute, num_threads=2)
 
 
-def tiny_triton() -> Executor:
+def tiny_triton(stream: "Stream | None" = None, graph_sizes: tuple[int, ...] = ()) -> "TritonExecutor":
     import torch
 
     from tests.unit.executors.tiny_models import make_model, save_folder
@@ -60,8 +65,21 @@ def tiny_triton() -> Executor:
     with tempfile.TemporaryDirectory() as folder:
         path = save_folder(model, Path(folder))
         return load_triton_executor(
-            path, model_name="tiny", dtype=torch.float32, kv_format=KvFormat.F32, device="cpu"
+            path,
+            model_name="tiny",
+            dtype=torch.float32,
+            kv_format=KvFormat.F32,
+            device="cpu",
+            limits=StepLimits(max_sequences=8, max_step_tokens=128, max_context_tokens=512, page_size=PAGE),
+            graph_sizes=graph_sizes,
+            stream=stream,
         )
+
+
+def tiny_triton_graphs() -> Executor:
+    from tests.fakes.fake_stream import FakeStream
+
+    return tiny_triton(FakeStream(), (1, 4, 8))
 
 
 EXECUTORS: dict[str, Callable[[], Executor]] = {
@@ -71,8 +89,9 @@ EXECUTORS: dict[str, Callable[[], Executor]] = {
     "native-bf16": partial(tiny_native, KvFormat.BF16, Compute.F32, "F16"),
     "native-int8": partial(tiny_native, KvFormat.INT8, Compute.INT8, "Q4_0"),
     "triton": tiny_triton,
+    "triton-graphs": tiny_triton_graphs,
 }
-SLOW = {"triton"}
+SLOW = {"triton", "triton-graphs"}
 """Interpreted."""
 
 

@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2
 
 from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc
+from services.chassis.fatal import EngineFailed
 from tests.conftest import free_port
 from tests.integration.worker_bench import LIMIT_S, HandGateway
 
@@ -115,7 +116,7 @@ async def test_a_crashed_engine_ends_the_process_with_one_line() -> None:
         failure = (await gateway.wait_end(await gateway.submit(prompt_ids=[1, 499]))).ended.failure
         assert failure.reason == "WORKER_LOST"
         code, written = await process.end()
-        assert code == 1
+        assert code == EngineFailed.exit_code == 4
         assert written.splitlines()[-1].startswith("error: the engine failed")
 
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from services.domain.ids import Namespace
 from worker.engine.batch import Batch, StepResult
+from worker.engine.config import MAX_SCORED_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,22 @@ class ModelProfile:
     weight_bytes: int
     kernels: tuple[KernelUse, ...] = ()
     """What products run on; empty where nothing is computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """What bounds a step."""
+
+    max_sequences: int
+    max_step_tokens: int
+    max_context_tokens: int
+    """Longest prompt + output of a sequence."""
+    page_size: int
+
+    @property
+    def max_outputs(self) -> int:
+        """Most rows of logits: one for each sequence, and prompt tokens that are scored."""
+        return self.max_sequences + MAX_SCORED_TOKENS
 
 
 class ExecutorFault(Exception):

@@ -3,12 +3,15 @@
 Knows torch's names, memory and errors; knows nothing of plans, batches or of who chose this executor.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 from services.artifacts.artifact import ModelArtifact
 from services.chassis.fatal import FatalError
 from services.domain.kv_layout import KvFormat
 from worker.devices import OLDEST_CAPABILITY, Device, DeviceMemory, UnusableDevice
+from worker.executors.base import StepLimits
 from worker.executors.triton_executor import TritonExecutor, load_triton_executor
 from worker.kernels.dtypes_triton import chip_of
 from worker.memory import MIB, free_memory_bytes
@@ -75,7 +78,13 @@ def first_visible() -> Gpu:
 
 
 def load_on(
-    device: Device, artifact: ModelArtifact, *, model_name: str, page_size: int, kv_format: KvFormat
+    device: Device,
+    artifact: ModelArtifact,
+    *,
+    model_name: str,
+    kv_format: KvFormat,
+    limits: StepLimits,
+    graph_sizes: Sequence[int],
 ) -> TritonExecutor:
     """Load a model onto `device`; activations are of the KV format's type.
 
@@ -93,10 +102,12 @@ def load_on(
         return load_triton_executor(
             artifact,
             model_name=model_name,
-            page_size=page_size,
+            page_size=limits.page_size,
             dtype=torch.float32 if is_exact else _ACTIVATIONS[kv_format],
             kv_format=kv_format,
             device=device.name,
+            limits=limits,
+            graph_sizes=graph_sizes,
         )
     except torch.OutOfMemoryError as exc:
         free = device.memory().free_bytes

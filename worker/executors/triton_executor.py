@@ -1,4 +1,4 @@
-"""The GPU's executor: a loop of Triton launches over the plan, one after the other.
+"""The GPU's executor: a loop of Triton launches over the plan, or a CUDA graph of them where a step decodes.
 
 Weights are multiplied as codes of 4 or 8 bits where the file has them, else in the type of activations. Knows
 plans, weights, pages and a device; knows nothing of requests or why a row is in the step. Where kernels are
@@ -6,29 +6,28 @@ interpreted the device is the CPU: that is for tests.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 import triton
 from numpy.typing import NDArray
-from torch import Tensor
 
 from services.artifacts.artifact import ModelArtifact, open_artifact
 from services.domain.ids import Namespace
 from services.domain.kv_layout import KvFormat, KvLayout
 from worker.engine.batch import Batch, StepResult
-from worker.executors.base import ExecutorFault, ModelProfile
+from worker.executors.base import ExecutorFault, ModelProfile, StepLimits
+from worker.executors.triton_cuda_stream import CudaStream
 from worker.executors.triton_plan import TritonPlan
-from worker.executors.triton_sampling import draw
-from worker.executors.triton_step import TritonStep
+from worker.executors.triton_runner import StepRunner
+from worker.executors.triton_stream import InterpretedStream, Stream, device_faults
 from worker.executors.weights.loader import WeightSource, open_model
 from worker.kernels import linear_tuning
 from worker.kernels import paged_attention_tuning as attention_tuning
 from worker.kernels.dtypes_triton import INTERPRETED, chip_of
-from worker.kernels.kv_pages_torch import LayerKv, layer_kv
-from worker.kernels.sampling_triton import SamplingScratch
+from worker.kernels.kv_pages_torch import layer_kv
 from worker.models.registry import BuiltModel
 
 LogitsTap = Callable[[Batch, NDArray[np.float32]], None]
@@ -57,11 +56,13 @@ class TritonExecutor:
         page_size: int,
         dtype: torch.dtype,
         kv_format: KvFormat,
-        device: torch.device,
+        limits: StepLimits,
+        graph_sizes: Sequence[int],
+        stream: Stream,
     ) -> None:
         plan, config = model.plan, model.config
         assert kv_format is KvFormat.INT8 or _DTYPES[kv_format] is dtype, "KV is int8 or what q is"
-        self._device = device
+        self._stream, self._limits, self._graph_sizes = stream, limits, graph_sizes
         self._layout = KvLayout(
             format=kv_format,
             num_layers=plan.num_layers,
@@ -69,6 +70,7 @@ class TritonExecutor:
             head_dim=plan.head_dim,
             page_size=page_size,
         )
+        device = stream.device
         with torch.inference_mode():
             self._plan = TritonPlan(
                 plan, weights, dtype=dtype, max_positions=config.max_positions, device=device
@@ -89,8 +91,8 @@ class TritonExecutor:
             weight_bytes=self._plan.weight_bytes,
             kernels=self._plan.kernels,
         )
-        self._kv: list[LayerKv] | None = None
-        self._scratch: SamplingScratch | None = None
+        self._runner: StepRunner | None = None
+        self._fault: ExecutorFault | None = None
 
     @property
     def profile(self) -> ModelProfile:
@@ -98,54 +100,60 @@ class TritonExecutor:
         return self._profile
 
     def allocate(self, num_pages: int) -> None:
-        """Allocate `num_pages` pages on the device.
+        """Allocate `num_pages` pages and all that steps work in, and capture decode.
 
         Raises:
             ExecutorFault: The device does not have that much memory.
         """
-        assert self._kv is None, "KV memory is allocated once"
-        layout = self._layout
-        try:
-            pages = torch.empty(num_pages, layout.page_bytes, dtype=torch.uint8, device=self._device)
-        except RuntimeError as exc:
-            raise ExecutorFault(f"cannot allocate {num_pages} pages of {layout.page_bytes} bytes") from exc
-        self._kv = [
-            layer_kv(
-                pages,
-                _DTYPES[layout.format],
-                layer=layer,
-                num_layers=layout.num_layers,
-                kv_heads=layout.num_kv_heads,
-                page_size=layout.page_size,
-                head_dim=layout.head_dim,
+        assert self._runner is None, "KV memory is allocated once"
+        layout, stream = self._layout, self._stream
+        with (
+            device_faults(f"allocating {num_pages} pages of {layout.page_bytes} bytes"),
+            torch.inference_mode(),
+        ):
+            # One page more than the pool knows: rows of padding store there.
+            memory = stream.allocate((num_pages + 1) * layout.page_bytes).view(num_pages + 1, -1)
+            kv = [
+                layer_kv(
+                    memory,
+                    _DTYPES[layout.format],
+                    layer=layer,
+                    num_layers=layout.num_layers,
+                    kv_heads=layout.num_kv_heads,
+                    page_size=layout.page_size,
+                    head_dim=layout.head_dim,
+                )
+                for layer in range(layout.num_layers)
+            ]
+            self._runner = StepRunner(
+                self._plan,
+                kv,
+                stream,
+                self._limits,
+                self._graph_sizes,
+                vocab_size=self._profile.vocab_size,
+                padding_page=num_pages,
             )
-            for layer in range(layout.num_layers)
-        ]
 
     def execute(self, batch: Batch) -> StepResult:
         """Launch the plan once and draw a token for every output row (see `Executor.execute`)."""
-        assert self._kv is not None, "allocate comes before the first step"
+        runner = self._runner
+        assert runner is not None, "allocate comes before the first step"
+        if self._fault is not None:
+            raise ExecutorFault(str(self._fault)) from self._fault
         try:
-            with torch.inference_mode():
-                step = TritonStep.of(batch, page_size=self._layout.page_size, device=self._device)
-                logits = self._plan.run(step, self._kv)
+            with device_faults("a step"), torch.inference_mode():
+                launched = runner.launch(batch)
                 if self.on_logits is not None:
-                    self.on_logits(batch, logits.cpu().numpy())
-                return draw(logits, batch.sampling, self._scratch_of(logits), batch.targets)
-        except RuntimeError as exc:
-            raise ExecutorFault("a step failed on the device") from exc
+                    self.on_logits(batch, runner.read_logits(len(batch.out_rows)))
+                return runner.collect(launched)
+        except ExecutorFault as fault:
+            self._fault = fault
+            raise
 
     def close(self) -> None:
-        """Drop the KV memory, which may be allocated anew; weights go with the executor itself."""
-        self._kv = None
-        self._scratch = None
-
-    def _scratch_of(self, logits: Tensor) -> SamplingScratch:
-        """Return the sampler's memory, which grows to the most rows seen."""
-        rows, vocab_size = logits.shape
-        if self._scratch is None or len(self._scratch.work) < rows:
-            self._scratch = SamplingScratch.allocate(rows, vocab_size, self._device)
-        return self._scratch
+        """Drop graphs, KV memory and what steps work in, which may be allocated anew; weights stay."""
+        self._runner = None
 
 
 def load_triton_executor(
@@ -156,6 +164,9 @@ def load_triton_executor(
     dtype: torch.dtype = torch.bfloat16,
     kv_format: KvFormat = KvFormat.INT8,
     device: str = "cuda",
+    limits: StepLimits | None = None,
+    graph_sizes: Sequence[int] = (),
+    stream: Stream | None = None,
 ) -> TritonExecutor:
     """Load a model folder or GGUF file onto a device. KV memory comes with `allocate`.
 
@@ -167,6 +178,9 @@ def load_triton_executor(
             are interpreted.
         kv_format: int8, or that of `dtype`.
         device: torch's name of it; `cpu` where kernels are interpreted.
+        limits: The largest step; absent: 512 tokens of 32 sequences of the model's context.
+        graph_sizes: Sequences for which decode is captured; a step takes the next larger one, if there is.
+        stream: One that is not `device`'s own, for tests.
 
     Raises:
         ArtifactError: The model cannot be read or is not one that we compute; names file and tensor.
@@ -181,8 +195,24 @@ def load_triton_executor(
         page_size=page_size,
         dtype=dtype,
         kv_format=kv_format,
-        device=torch.device(device),
+        limits=limits or _limits_of(model, page_size),
+        graph_sizes=graph_sizes,
+        stream=stream or stream_on(torch.device(device)),
     )
+
+
+def _limits_of(model: BuiltModel, page_size: int) -> StepLimits:
+    return StepLimits(
+        max_sequences=32,
+        max_step_tokens=512,
+        max_context_tokens=model.config.max_positions,
+        page_size=page_size,
+    )
+
+
+def stream_on(device: torch.device) -> Stream:
+    """Return a stream of one's own on a GPU; where kernels are interpreted, one that does all at once."""
+    return InterpretedStream() if device.type == "cpu" else CudaStream(device)
 
 
 def _digest(*parts: str) -> str:

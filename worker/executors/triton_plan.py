@@ -6,24 +6,30 @@ Knows which kernel computes what; knows nothing of batches beyond the tensors of
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from worker.executors.base import KernelUse
+from worker.executors.base import KernelUse, StepLimits
 from worker.executors.triton_step import TritonStep
 from worker.executors.triton_weights import TritonWeights
 from worker.executors.weights.loader import WeightSource
 from worker.kernels.act_mul_triton import gelu_tanh_mul, silu_mul
 from worker.kernels.gather_rows_triton import gather_rows
 from worker.kernels.kv_pages_torch import LayerKv
-from worker.kernels.linear_triton import kind_of, linear, room_for_pieces
-from worker.kernels.paged_attention_triton import SplitMemory, decode_attention, ragged_attention
+from worker.kernels.linear_triton import kind_of, linear, most_pieces
+from worker.kernels.paged_attention_triton import (
+    SplitMemory,
+    decode_attention,
+    lanes_of,
+    ragged_attention,
+)
 from worker.kernels.rms_norm_triton import qk_norm, rms_norm
 from worker.kernels.rope_store_triton import rope_store
 from worker.kernels.soft_cap_triton import soft_cap
 from worker.models.tensor_names import role_of
-from worker.plan.arena import Arena, pack, rows_for
+from worker.plan.arena import pack
 from worker.plan.op import Activation, Op, OpKind, Plan, RopeTable
 from worker.plan.peephole import fuse
 
@@ -37,7 +43,20 @@ class _Context:
     kv: Sequence[LayerKv]
     """By layer."""
     splits: SplitMemory
-    """For a step that decodes."""
+    """For the largest step that decodes."""
+    pieces: Tensor
+    """Room for the sums of any product, which leaves nothing there."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMemory:
+    """What steps work in, each part as large as the largest step needs it."""
+
+    slots: Sequence[Tensor]
+    splits: SplitMemory
+    pieces: Tensor
+    logits: Tensor
+    """The slot that a run returns rows of."""
 
 
 _Run = Callable[[_Context], None]
@@ -61,9 +80,7 @@ class TritonPlan:
         self._uses: Counter[tuple[str, str]] = Counter()
         self._ropes = [_rope_table(rope, max_positions, device) for rope in plan.ropes]
         self._is_float = _float_slots(plan)
-        self._arena: Arena | None = None
-        self._buffer = torch.empty(0, dtype=dtype, device=device)
-        self._packed_rows = 0
+        self._most_pieces: list[Callable[[int], int]] = []
         self._runs = [self._bind(op) for op in plan.ops]
 
     @property
@@ -77,42 +94,45 @@ class TritonPlan:
         """What products run on."""
         return tuple(KernelUse(kind, kernel, count) for (kind, kernel), count in self._uses.items())
 
-    def run(self, step: TritonStep, kv: Sequence[LayerKv]) -> Tensor:
+    def allocate(self, limits: StepLimits) -> PlanMemory:
+        """Return memory for the largest step: no step makes any."""
+        plan, device = self._plan, self._device
+        arena = pack(plan, num_tokens=limits.max_step_tokens, num_outputs=limits.max_outputs)
+        buffer = torch.empty(arena.size, dtype=self._dtype, device=device)
+        rows = {"T": limits.max_step_tokens, "O": limits.max_outputs}
+        # Narrow slots share the arena; float32 ones stand alone.
+        slots = [
+            torch.empty(rows[slot.rows], slot.width, device=device)
+            if is_float or offset is None
+            else buffer.narrow(0, offset, rows[slot.rows] * slot.width).view(-1, slot.width)
+            for slot, offset, is_float in zip(plan.slots, arena.offsets, self._is_float, strict=True)
+        ]
+        splits = SplitMemory.allocate(
+            num_sequences=limits.max_sequences,
+            max_context=limits.max_context_tokens,
+            num_heads=plan.num_heads,
+            head_dim=plan.head_dim,
+            device=device,
+        )
+        num_pieces = max(most(limits.max_step_tokens) for most in self._most_pieces)
+        return PlanMemory(slots, splits, torch.empty(num_pieces, device=device), slots[plan.output])
+
+    def run(self, step: TritonStep, kv: Sequence[LayerKv], memory: PlanMemory) -> Tensor:
         """Launch every operation and return the logits [O, vocab] float32.
+
+        What is launched depends on the numbers of rows and of sequences alone, so it can be captured.
 
         Args:
             step: Index tensors of the batch.
             kv: Memory of every layer.
+            memory: For steps at least as large.
         """
-        sequences = len(step.batch.context_len) if step.is_decode else 0
-        splits = SplitMemory.allocate(
-            num_sequences=sequences,
-            max_context=step.max_context,
-            num_heads=self._plan.num_heads,
-            head_dim=self._plan.head_dim,
-            device=self._device,
-        )
-        context = _Context(step, self._slots(len(step.ids), len(step.out_rows)), kv, splits)
+        rows = {"T": len(step.ids), "O": len(step.out_rows)}
+        slots = [whole[: rows[slot.rows]] for slot, whole in zip(self._plan.slots, memory.slots, strict=True)]
+        context = _Context(step, slots, kv, memory.splits, memory.pieces)
         for run in self._runs:
             run(context)
-        return context.slots[self._plan.output]
-
-    def _slots(self, num_tokens: int, num_outputs: int) -> list[Tensor]:
-        """Return memory for each slot: narrow ones share an arena that grows, float32 ones stand alone."""
-        capacity = rows_for(num_tokens)
-        if capacity > self._packed_rows:
-            self._arena = pack(self._plan, num_tokens=capacity, num_outputs=capacity)
-            self._buffer = torch.empty(self._arena.size, dtype=self._dtype, device=self._device)
-            self._packed_rows = capacity
-        assert self._arena is not None
-        arena, buffer = self._arena, self._buffer
-        rows = {"T": num_tokens, "O": num_outputs}
-        return [
-            torch.empty(rows[slot.rows], slot.width, device=self._device)
-            if is_float or offset is None
-            else buffer.narrow(0, offset, rows[slot.rows] * slot.width).view(-1, slot.width)
-            for slot, offset, is_float in zip(self._plan.slots, arena.offsets, self._is_float, strict=True)
-        ]
+        return slots[self._plan.output]
 
     def _bind(self, op: Op) -> _Run:
         """Return a function that launches one operation, its weights read and on the device."""
@@ -159,12 +179,8 @@ class TritonPlan:
         self._uses[layer_kind, f"triton_{kind_of(matrix, self._dtype)}"] += 1
         bias = torch.cat([self._weights.vector(name) for name in op.weights[count:]]) if has_biases else None
 
-        def run(c: _Context) -> None:
-            room = room_for_pieces(matrix, c.slots[x])
-            pieces = torch.empty(room, device=self._device) if room else None
-            linear(c.slots[x], matrix, c.slots[y], bias=bias, pieces=pieces)
-
-        return run
+        self._most_pieces.append(partial(most_pieces, matrix, self._dtype, self._device))
+        return lambda c: linear(c.slots[x], matrix, c.slots[y], bias=bias, pieces=c.pieces)
 
     def _bind_qk_norm(self, op: Op) -> _Run:
         (x,), (y,), eps = op.inputs, op.outputs, op.number("eps")
@@ -209,7 +225,7 @@ class TritonPlan:
                 out,
                 step.batch,
                 c.splits,
-                lanes=c.splits.tops.shape[1],
+                lanes=lanes_of(len(step.batch.context_len), c.kv[layer].shape[0], c.splits),
                 scale=scale,
                 window=window,
                 soft_cap=cap,

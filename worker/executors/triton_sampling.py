@@ -1,22 +1,22 @@
-"""Draws tokens with the device's sampler: the same rows and results as `worker.engine.sampler.sample`.
+"""What the device's sampler reads and writes: rows and results of `worker.engine.sampler.sample`, as arrays.
 
 Knows how rows become arrays; what is done with them is in `worker.kernels.sampling`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from services.domain.generation import MAX_LOGPROBS
 from worker.engine.batch import Int32, SampleRow, StepResult, TopLogprobs
 from worker.kernels import sampling as contract
-from worker.kernels.sampling_triton import Drawn, SamplingScratch, sample
 
 Float32 = NDArray[np.float32]
+ResultArrays = Callable[[str], NDArray[Any]]
+"""Gives what a step has drawn, by the contract's names."""
 _NO_ENTRIES = (np.empty((0, 3), np.int32), np.empty(0, np.float32))
 
 
@@ -73,41 +73,19 @@ def rows_as_arrays(rows: Sequence[SampleRow], vocab_size: int, targets: Int32 | 
     return SamplingRows(numbers, integers, np.concatenate(all_entries), np.concatenate(all_biases), max_top)
 
 
-def draw(
-    logits: Tensor, rows: Sequence[SampleRow], scratch: SamplingScratch, targets: Int32 | None = None
-) -> StepResult:
-    """Draw one token for each row of logits [O, V] float32 and wait for them.
-
-    Raises:
-        ValueError: As `rows_as_arrays`.
-    """
-    num_rows, vocab_size = logits.shape
-    assert num_rows == len(rows), "one row of logits for each drawn token"
-    arrays = rows_as_arrays(rows, vocab_size, targets)
-    device = logits.device
-    numbers, integers, entries, biases = (
-        torch.from_numpy(array).to(device)
-        for array in (arrays.numbers, arrays.integers, arrays.entries, arrays.biases)
-    )
-    drawn = Drawn.allocate(num_rows, max(arrays.max_top, 1), device)
-    sample(logits, numbers, integers, entries, biases, scratch, drawn)
-    return result_of(drawn, rows, vocab_size)
-
-
-def result_of(drawn: Drawn, rows: Sequence[SampleRow], vocab_size: int) -> StepResult:
-    """Copy results to the host."""
-    failed = drawn.failed.cpu().numpy().astype(np.bool_)
-    top_ids, top_logprobs = drawn.top_ids.cpu().numpy(), drawn.top_logprobs.cpu().numpy()
+def result_of(arrays: ResultArrays, rows: Sequence[SampleRow], vocab_size: int) -> StepResult:
+    """Return what a step drew. arrays: [O, ...] on the host, named as in the contract."""
+    failed = arrays("failed").astype(np.bool_)
     top: list[TopLogprobs | None] = [None] * len(rows)
-    for i, row in enumerate(rows):
-        count = min(row.params.num_logprobs or 0, vocab_size)
-        if count and not failed[i]:
-            top[i] = TopLogprobs(tuple(top_ids[i, :count].tolist()), tuple(top_logprobs[i, :count].tolist()))
+    counts = [min(row.params.num_logprobs or 0, vocab_size) for row in rows]
+    if any(counts):
+        top_ids, top_logprobs = arrays("top_ids"), arrays("top_logprobs")
+        for i, count in enumerate(counts):
+            if count and not failed[i]:
+                ids, logprobs = top_ids[i, :count].tolist(), top_logprobs[i, :count].tolist()
+                top[i] = TopLogprobs(tuple(ids), tuple(logprobs))
     return StepResult(
-        token_ids=drawn.token_ids.cpu().numpy(),
-        failed=failed,
-        logprobs=drawn.logprobs.cpu().numpy(),
-        top=tuple(top),
+        token_ids=arrays("token_ids"), failed=failed, logprobs=arrays("logprobs"), top=tuple(top)
     )
 
 

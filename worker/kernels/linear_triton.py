@@ -51,6 +51,15 @@ def room_for_pieces(weight: PackedMatrix, x: Tensor) -> int:
     return tile.splits * len(x) * weight.out_features if tile.is_parallel else 0
 
 
+def most_pieces(weight: PackedMatrix, dtype: torch.dtype, device: torch.device, max_rows: int) -> int:
+    """Return what `room_for_pieces` is at most for up to `max_rows` rows of `dtype` (int8 if quantised)."""
+    chip, kind = chip_of(device), kind_of(weight, dtype)
+    shape = {"out_features": weight.out_features, "in_features": weight.in_features}
+    rows = min(max_rows, linear_tuning.most_parallel_rows(chip, kind, **shape))
+    tile = linear_tuning.tile(chip, kind, **shape, num_rows=rows)
+    return tile.splits * rows * weight.out_features if tile.is_parallel else 0
+
+
 def linear(
     x: Tensor | Sequence[Tensor],
     weight: PackedMatrix,

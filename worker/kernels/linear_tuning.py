@@ -64,6 +64,12 @@ def tile(chip: str, kind: str, *, out_features: int, in_features: int, num_rows:
     return _tile(entry, step, splits, is_parallel=splits > 1 and num_rows <= entry["parallel_rows"])
 
 
+def most_parallel_rows(chip: str, kind: str, *, out_features: int, in_features: int) -> int:
+    """Return up to how many rows of x the pieces of K may have programs of their own."""
+    rows: int = _entry(chip, kind, out_features, in_features)["parallel_rows"]
+    return rows
+
+
 def default_splits(out_features: int, in_features: int, *, block_n: int, programs: int) -> int:
     """Return into how many pieces K is cut so that a few rows occupy a chip; a function of the shape alone.
 

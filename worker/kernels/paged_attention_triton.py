@@ -66,6 +66,10 @@ class SplitMemory:
         )
 
 
+_DECODE_PROGRAMS = 4096
+"""Programs of one decode launch: some waves on any chip, so that long contexts are shared out. Untuned."""
+
+
 def _tile_of(kernel: Kernel, chip: str, head_dim: int, kv_dtype: torch.dtype, group: int) -> Tile:
     tile = tuning.tile(chip, kernel, head_dim, is_int8=kv_dtype is torch.int8)
     return replace(tile, m=max(tile.m, triton.next_power_of_2(group)))
@@ -140,6 +144,16 @@ def decode_attention(
         **{name: shape[name] for name in ("NUM_HEADS", "HEAD_DIM", "HAS_WINDOW", "D", "SPLIT")},
         num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
+
+
+def lanes_of(num_sequences: int, kv_heads: int, memory: SplitMemory) -> int:
+    """Return the lanes with which so many sequences fill a chip, whatever their contexts.
+
+    Worked number: 64 sequences and 8 heads are 512 programs, so 8 lanes each; 1 sequence of up to 8,192
+    tokens has 16 splits and as many lanes.
+    """
+    lanes: int = min(memory.tops.shape[1], triton.cdiv(_DECODE_PROGRAMS, num_sequences * kv_heads))
+    return lanes
 
 
 def _page_strides(kv: LayerKv) -> tuple[int, int]:

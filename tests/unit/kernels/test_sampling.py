@@ -11,8 +11,9 @@ from services.domain.generation import SamplingParams
 from worker.engine import sampler
 from worker.engine.batch import SampleRow, StepResult
 from worker.engine.counter_random import uniform
-from worker.executors.triton_sampling import draw, rows_as_arrays
-from worker.kernels.sampling_triton import SamplingScratch
+from worker.executors.triton_sampling import result_of, rows_as_arrays
+from worker.kernels import sampling_triton
+from worker.kernels.sampling_triton import Drawn, SamplingScratch
 
 VOCAB = 500
 
@@ -38,7 +39,11 @@ def sample(table: np.ndarray, rows: Sequence[SampleRow], targets: np.ndarray | N
         part.fill_(torch.nan)
     scratch.ids.fill_(-1)
     given = table.copy()
-    result = draw(torch.from_numpy(given), rows, scratch, targets)
+    arrays = rows_as_arrays(rows, table.shape[1], targets)
+    inputs = [torch.from_numpy(x) for x in (arrays.numbers, arrays.integers, arrays.entries, arrays.biases)]
+    drawn = Drawn.allocate(len(rows), max(arrays.max_top, 1), torch.device("cpu"))
+    sampling_triton.sample(torch.from_numpy(given), *inputs, scratch, drawn)
+    result = result_of(lambda name: getattr(drawn, name).numpy(), rows, table.shape[1])
     assert np.array_equal(given, table, equal_nan=True), "logits stay as they are"
     return result
 

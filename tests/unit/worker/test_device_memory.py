@@ -9,9 +9,9 @@ from services.chassis.fatal import FatalError
 from worker.device_memory import DeviceUse, device_room, measure_use
 from worker.devices import DeviceMemory
 from worker.engine.batch import Batch, StepResult
-from worker.executors.base import ExecutorFault
+from worker.executors.base import ExecutorFault, StepLimits
 from worker.executors.sim import SimConfig, SimExecutor
-from worker.largest_steps import StepLimits, largest_steps
+from worker.largest_steps import largest_steps
 from worker.memory import MIB, TooLittleMemory
 
 LIMITS = StepLimits(max_sequences=4, max_step_tokens=64, max_context_tokens=40, page_size=16)

@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from services.chassis.fatal import FatalError
+from services.chassis.config import ByteSize
+from services.chassis.fatal import EngineFailed, FatalError
 from services.domain.generation import SamplingParams
 from services.domain.kv_layout import PAGE_SIZES
 from worker.config import ExecutorKind, WorkerConfig
 from worker.engine.batch import SampleRow
-from worker.executors.sim import SimExecutor
+from worker.executor_choice import Opened
+from worker.executors.base import ExecutorFault
+from worker.executors.sim import SimConfig, SimExecutor
 from worker.loading import SIM_TOKEN_BYTES, load, warm_up_batch
 
 
@@ -73,3 +76,14 @@ def test_the_warm_up_computes_one_token_of_page_zero() -> None:
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(FatalError, match="nothing-here"):
         load(WorkerConfig(model=f"x={tmp_path}/nothing-here"))
+
+
+def test_a_device_without_room_for_the_pool_ends_the_start_with_the_cause() -> None:
+    class Full(SimExecutor):
+        def allocate(self, num_pages: int) -> None:
+            raise ExecutorFault(f"allocating {num_pages} pages ran out of device memory")
+
+    config = WorkerConfig(model="x=/nowhere", kv_memory=ByteSize(100 << 20))
+    says = r"allocating 100 pages ran out of device memory; lower --kv-memory"
+    with pytest.raises(EngineFailed, match=says):
+        load(config, lambda _: Opened(Full(SimConfig(time_scale=0, page_bytes=1 << 20))))

@@ -1,0 +1,168 @@
+"""Captured decode, the memory of steps and what a step may do, on a fake device."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from services.domain.generation import SamplingParams
+from tests.fakes.contract_executors import NUM_PAGES, PAGE, generate, sequence, step, tiny_triton
+from tests.fakes.engine_harness import engine_config, prompt, submit
+from tests.fakes.fake_stream import FakeStream
+from tests.fakes.interpreted_dots import use_one_order
+from worker.engine.batch_builder import build_batch
+from worker.engine.step_scheduler import StepScheduler
+from worker.executors.base import ExecutorFault
+from worker.executors.triton_executor import TritonExecutor
+
+pytestmark = pytest.mark.timeout(600)
+"""The interpreter takes a tenth of a second for each product."""
+
+SIZES = (4, 8)
+
+
+def made(stream: FakeStream, sizes: tuple[int, ...] = SIZES) -> TritonExecutor:
+    executor = tiny_triton(stream, sizes)
+    executor.allocate(NUM_PAGES)
+    return executor
+
+
+def served(stream: FakeStream, sizes: tuple[int, ...]) -> tuple[list[NDArray[np.float32]], list[list[int]]]:
+    """Prefill three sequences, decode two of them, then all; return logits by step and what was drawn."""
+    executor = made(stream, sizes)
+    seen: list[NDArray[np.float32]] = []
+    executor.on_logits = lambda batch, logits: seen.append(logits)
+    # Page 0 is where padding would store that went to no page of its own.
+    waiting = sequence(1, 2, [0], temperature=0.0)
+    others = [sequence(2, 1, [3, 9], num_logprobs=2), sequence(3, 3, [1], repetition_penalty=1.5)]
+    every = [waiting, *others]
+    with stream.steady():
+        step(executor, [(each, len(each.prompt_ids)) for each in every])
+        step(executor, [(each, 1) for each in others])
+        step(executor, [(each, 1) for each in every])
+    return seen, [each.output_ids for each in every]
+
+
+def test_a_captured_decode_has_the_bits_of_an_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two and three rows padded to four; nobody sees the padding, and it writes to nobody's page."""
+    use_one_order(monkeypatch)
+    eager, captured = FakeStream(), FakeStream()
+    expected, expected_ids = served(eager, ())
+    found, found_ids = served(captured, SIZES)
+    assert (eager.calls["replay"], captured.calls["replay"]) == (0, 2)
+    assert [logits.shape[0] for logits in found] == [3, 2, 3]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert np.array_equal(ours, theirs)
+        assert np.isfinite(ours).all()
+    assert found_ids == expected_ids
+
+
+def test_a_step_takes_the_next_larger_graph_and_waits_once() -> None:
+    stream = FakeStream(computes=False)
+    executor = made(stream)
+    sequences = [sequence(i, 1, [i]) for i in range(5)]
+    for count, replays in ((1, 1), (4, 1), (5, 1)):
+        before = stream.calls.copy()
+        rows = [(each, 1) for each in sequences[:count]]
+        step(executor, rows)
+        for each, _ in rows:
+            each.num_computed, each.output_ids = 0, []
+        made_calls = stream.calls - before
+        assert made_calls == {"upload": 1, "replay": replays, "download": 1, "synchronize": 1}
+        assert list(stream.order)[-4:] == ["upload", "replay", "download", "synchronize"]
+
+
+def test_a_step_with_a_chunk_is_launched_by_itself_and_waits_once() -> None:
+    stream = FakeStream(computes=False)
+    executor = made(stream)
+    before = stream.calls.copy()
+    step(executor, [(sequence(1, 1, [1]), 1), (sequence(2, 5, [2], repetition_penalty=2.0), 5)])
+    made_calls = stream.calls - before
+    assert "replay" not in made_calls
+    assert made_calls["upload"] == 3, "numbers, and the ids and biases of a penalty"
+    assert made_calls["download"] == made_calls["synchronize"] == 1
+    assert made_calls["ragged_kernel"] == 1
+
+
+@pytest.mark.parametrize("num_requests", [100, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_mixed_requests_reserve_no_memory(num_requests: int) -> None:
+    """Prompts of any length, penalties, scores and choices: nothing is made for any of them."""
+    stream = FakeStream(computes=False)
+    executor = made(stream)
+    config = engine_config(num_pages=NUM_PAGES, max_context_tokens=64, vocab_size=200)
+    scheduler = StepScheduler(config)
+    reserved, before, num_steps = stream.reserved_bytes, stream.calls.copy(), 0
+    rng = np.random.default_rng(0)
+    left = list(range(1, num_requests + 1))
+    with stream.steady():
+        while left or scheduler.num_live:
+            while left and scheduler.num_live < 12:
+                scheduler.post(_any_request(left.pop(), rng))
+                break
+            plan = scheduler.plan(float(num_steps))
+            result = executor.execute(build_batch(plan)) if plan.num_rows else None
+            num_steps += result is not None
+            scheduler.apply(plan, result, float(num_steps))
+    calls = stream.calls - before
+    assert stream.reserved_bytes == reserved
+    assert calls["synchronize"] == calls["download"] == num_steps
+    assert calls["replay"] > num_requests // 4
+    assert calls["ragged_kernel"] > num_requests // 4
+
+
+def _any_request(handle: int, rng: np.random.Generator) -> Any:
+    sampling = SamplingParams(
+        seed=handle,
+        repetition_penalty=1.2 if handle % 3 == 0 else 1.0,
+        num_logprobs=5 if handle % 4 == 0 else None,
+    )
+    ids = [token % 200 for token in prompt(int(rng.integers(1, 40)), handle)]
+    return submit(
+        handle,
+        ids,
+        max_output=int(rng.integers(1, 12)),
+        n=1 + handle % 2,
+        sampling=sampling,
+        num_prompt_logprobs=2 if handle % 5 == 0 else None,
+    )
+
+
+def test_memory_that_is_not_there_is_a_fault_with_the_sum() -> None:
+    executor = tiny_triton(FakeStream(memory_bytes=1 << 20), SIZES)
+    with pytest.raises(
+        ExecutorFault, match=r"allocating 1000000 pages of \d+ bytes ran out of device memory: CUDA"
+    ):
+        executor.allocate(1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (
+            torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+            "failed on the device",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 bytes"), "ran out of device memory"),
+    ],
+)
+def test_an_executor_whose_device_failed_computes_nothing_more(error: Exception, says: str) -> None:
+    stream = FakeStream(computes=False)
+    executor = made(stream)
+    seq = sequence(1, 4, [1])
+    step(executor, [(seq, 4)])
+    stream.error = error
+    with pytest.raises(ExecutorFault, match=f"a step {says}: CUDA"):
+        step(executor, [(seq, 1)])
+    stream.error = None
+    with pytest.raises(ExecutorFault, match=says):
+        step(executor, [(seq, 1)])
+    executor.close()
+
+
+def test_memory_can_be_made_anew_after_a_profile_run() -> None:
+    executor = made(FakeStream(computes=False))
+    executor.close()
+    executor.allocate(NUM_PAGES)
+    assert len(generate(executor, sequence(1, PAGE, [1, 2]), 3)) == 3
