@@ -50,6 +50,7 @@ struct PackedU8 : PanelU4 {
 // Part of a tile: whole groups of kColumns columns (32, or 16 where weights have a scale for 16).
 struct Slice {
   const uint8_t* codes;
+  const uint8_t* next;     // what lies behind them in memory: the next slice, or the next tile
   const uint16_t* scales;  // of the tile's first column
   int64_t first_group;
   int64_t num_groups;
@@ -69,6 +70,7 @@ __attribute__((noinline)) void multiply(const Slice& slice, const Rows& x, float
   using Dot = typename Source::Dot;
   constexpr int kScaleStep = kHasOffsets ? 2 * kTile : kTile;
   const uint8_t* codes = slice.codes;
+  const uint8_t* next = slice.next;
   const uint16_t* scales = slice.scales + slice.first_group / slice.groups_per_scale * kScaleStep;
   int left = slice.groups_per_scale - static_cast<int>(slice.first_group % slice.groups_per_scale);
   const int8_t* row[kRows];
@@ -89,6 +91,10 @@ __attribute__((noinline)) void multiply(const Slice& slice, const Rows& x, float
       for (int line = 0; line < kColumns * Source::kBytesPerColumn; line += kLineBytes) {
         __builtin_prefetch(codes + kBytesAhead + line);
       }
+    } else {  // Nothing else of this pass touches memory: bring in what is to be unpacked next, scales included.
+      constexpr int kBytes = kColumns * PackedU4::kBytesPerColumn + kLineBytes;
+      for (int line = 0; line < kBytes; line += kLineBytes) __builtin_prefetch(next + line, 0, 2);
+      next += kBytes;
     }
     typename Dot::Sum dots[kRows][kVectorsPerTile];
     QUIRE_UNROLL
@@ -172,7 +178,8 @@ void multiply_tile(const PackedCodes& weight, int64_t tile, const Rows& x, int64
   for (int64_t column = 0; column < num_columns; column += kPanelColumns) {
     const int64_t columns = std::min(kPanelColumns, num_columns - column);
     const uint8_t* codes = weight.codes(tile) + column * (weight.is_u4 ? kTile / 2 : kTile);
-    Slice slice{codes, weight.scales(tile), column / kColumns, columns / kColumns, weight.group / kColumns};
+    const uint8_t* next = codes + columns * (weight.is_u4 ? kTile / 2 : kTile);
+    Slice slice{codes, next, weight.scales(tile), column / kColumns, columns / kColumns, weight.group / kColumns};
     const Rows part{x.codes + column, x.stride, x.groups + column / kColumns, x.groups_stride};
     if (!weight.is_u4) {
       multiply_rows<PackedU8, kColumns, kHasOffsets>(slice, part, num_rows, sums);
@@ -203,6 +210,7 @@ void linear_int8(Pool& pool, const QuireWeight& weight, Activations::State& x, c
     const Rows rows{x.codes.get<int8_t>() + block.first_row * x.stride(), x.stride(),
                     groups + block.first_row * groups_stride, groups_stride};
     for (int64_t tile = block.first_tile; tile < block.end_tile; ++tile) {
+      out.fetch(tile, block.first_row, block.num_rows);
       multiply_one(packed, tile, rows, block.num_rows, sums);
       out.write(sums, packed.powers(tile), tile, block.first_row, block.num_rows);
     }
