@@ -11,7 +11,8 @@ import yaml
 ROOT = Path(__file__).parents[3]
 COMPOSE = ROOT / "docker-compose.yml"
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
-SERVICES = ("kvmanager", "scheduler", "worker-0", "gateway")
+WORKERS = ("worker-0", "worker-gpu-0")
+SERVICES = ("kvmanager", "scheduler", *WORKERS, "gateway")
 ONCE = ("models", "first-start")
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}")
 

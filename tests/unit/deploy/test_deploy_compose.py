@@ -1,6 +1,8 @@
 """docker-compose.yml: valid, what the services accept, and closed but for two doors on loopback."""
 
 import json
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,17 @@ from services.launcher.first_start import FirstStartConfig, make, write_once
 from services.launcher.topology import Ports
 from tests.unit.deploy.deployment import (
     ONCE,
+    ROOT,
     SERVICES,
+    WORKERS,
     command_of,
     compose,
     copied_sources,
+    dockerfile,
     environment_of,
     service,
 )
-from worker.config import WorkerConfig
+from worker.config import ExecutorKind, WorkerConfig
 
 ALL = (*ONCE, "redis", *SERVICES)
 PORTS = Ports()
@@ -33,7 +38,7 @@ LISTENS = {
     "gateway": (PORTS.gateway, PORTS.gateway_probe()),
     "scheduler": (PORTS.scheduler, PORTS.scheduler_probe()),
     "kvmanager": (PORTS.kvmanager, PORTS.kvmanager_probe()),
-    "worker-0": (PORTS.worker(0), PORTS.worker_probe(0)),
+    **{name: (PORTS.worker(0), PORTS.worker_probe(0)) for name in WORKERS},
 }
 
 
@@ -87,13 +92,15 @@ def test_ports_are_those_of_the_launcher_and_of_the_health_check(name: str, firs
 
 def test_addresses_name_the_service_that_listens_there(first_config: Path) -> None:
     door, scheduler = loaded("gateway", first_config), loaded("scheduler", first_config)
-    manager, worker = loaded("kvmanager", first_config), loaded("worker-0", first_config)
+    manager, workers = loaded("kvmanager", first_config), [loaded(name, first_config) for name in WORKERS]
     redis = command_of("redis")
     assert redis[redis.index("--port") + 1] == str(PORTS.redis)
     assert door.redis_url == manager.redis_url == f"redis://redis:{PORTS.redis}/0"
-    assert door.scheduler == worker.scheduler == f"scheduler:{PORTS.scheduler}"
-    assert scheduler.kvmanager == worker.kvmanager == f"kvmanager:{PORTS.kvmanager}"
-    assert (worker.name, worker.advertise) == ("worker-0", f"worker-0:{PORTS.worker(0)}")
+    assert {door.scheduler, *(worker.scheduler for worker in workers)} == {f"scheduler:{PORTS.scheduler}"}
+    links = {scheduler.kvmanager, *(worker.kvmanager for worker in workers)}
+    assert links == {f"kvmanager:{PORTS.kvmanager}"}
+    for name, worker in zip(WORKERS, workers, strict=True):
+        assert (worker.name, worker.advertise) == (name, f"{name}:{PORTS.worker(0)}")
 
 
 def test_only_the_gateway_is_published_and_only_on_loopback() -> None:
@@ -110,8 +117,9 @@ def test_the_model_that_is_pulled_is_the_one_that_is_served(first_config: Path) 
     assert pull == "pull"
     assert service("models")["volumes"] == [f"models:{cache}"]
     assert loaded("gateway", first_config).models() == {name: model_folder(cache, name)}
-    worker = loaded("worker-0", first_config)
-    assert (worker.model_name, worker.model_path) == (name, model_folder(cache, name))
+    for one in WORKERS:
+        worker = loaded(one, first_config)
+        assert (worker.model_name, worker.model_path) == (name, model_folder(cache, name))
 
 
 def test_the_first_configuration_lies_where_it_is_read() -> None:
@@ -138,7 +146,7 @@ def test_what_runs_once_ends_well_before_what_needs_it_starts() -> None:
 
 def test_a_container_has_longer_to_stop_than_its_process_takes(first_config: Path) -> None:
     limits = dict.fromkeys(SERVICES, DRAIN_LIMIT_S)
-    limits["worker-0"] = loaded("worker-0", first_config).drain_limit_s
+    limits |= {name: loaded(name, first_config).drain_limit_s for name in WORKERS}
     for name, limit_s in limits.items():
         assert parse_duration(service(name)["stop_grace_period"]) >= limit_s + 5
 
@@ -169,11 +177,41 @@ def test_tenants_and_their_use_outlive_the_containers() -> None:
     assert options["--maxmemory-policy"] == "noeviction"
 
 
-def test_only_workers_have_a_compiler_and_nobody_torch() -> None:
+def test_only_workers_have_a_compiler_and_only_those_on_a_gpu_torch() -> None:
     arguments = {name: service(name)["build"]["args"] for name in (*ONCE, *SERVICES)}
-    assert {name for name, given in arguments.items() if given["PACKAGES"]} == {"worker-0"}
-    assert not any(given["EXTRAS"] for given in arguments.values())
-    cache = environment_of("worker-0")["QUIRE_CACHE"]
-    assert f"cache:{cache}" in service("worker-0")["volumes"], "what it compiles and packs outlives it"
-    assert service("worker-0")["image"] != service("gateway")["image"]
+    assert {name for name, given in arguments.items() if given["PACKAGES"]} == set(WORKERS)
+    assert {name: given["EXTRAS"] for name, given in arguments.items() if given["EXTRAS"]} == {
+        "worker-gpu-0": "torch,triton"
+    }
+    for name in WORKERS:
+        cache = environment_of(name)["QUIRE_CACHE"]
+        assert f"cache:{cache}" in service(name)["volumes"], "what it compiles and packs outlives it"
+    assert len({service(name)["image"] for name in ("gateway", *WORKERS)}) == 3
     assert "deploy/ready.py" in copied_sources()
+
+
+def test_a_gpu_worker_starts_only_when_asked_for_and_with_its_gpu(first_config: Path) -> None:
+    assert {name: service(name)["profiles"] for name in ALL if "profiles" in service(name)} == {
+        "worker-gpu-0": ["gpu"]
+    }
+    assert loaded("worker-gpu-0", first_config).executor is ExecutorKind.TRITON
+    resources = service("worker-gpu-0")["deploy"]["resources"]
+    assert resources["reservations"]["devices"] == [{"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}]
+    assert resources["limits"]["memory"] == "24g"
+    environment = environment_of("worker-gpu-0")
+    assert Path(environment["TRITON_CACHE_DIR"]).parent == Path(environment["QUIRE_CACHE"])
+    assert "reservations" not in service("worker-0")["deploy"]["resources"]
+
+
+def test_extras_that_images_are_built_with_exist_and_triton_is_torchs_to_choose() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    for name in SERVICES:
+        wanted = service(name)["build"]["args"]["EXTRAS"]
+        assert set(filter(None, wanted.split(","))) <= set(extras)
+    [drop] = [one.rest for one in dockerfile() if one.word == "RUN" and "sed" in one.rest]
+    pattern = drop.partition("'/")[2].partition("/d'")[0]
+    pins = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    assert [pin for pin in pins if re.match(pattern, pin)] == [
+        pin for pin in pins if pin.startswith("triton==")
+    ]
+    assert pattern
