@@ -21,7 +21,9 @@ from scheduler.core.outputs import (
     Ranks,
     Rejected,
 )
-from scheduler.core.request import Acquire, PromptUse
+from scheduler.core.request import Acquire, PromptUse, TenantUse
+from scheduler.core.share_queue import FairRules
+from scheduler.core.tenant_table import TenantRow
 from services.domain.block_hash import DIGEST_BYTES
 from services.domain.capacity import Capacity
 from services.domain.errors import InvalidField, ServeError
@@ -117,7 +119,10 @@ def report(message: pb.Report) -> Report:
         prompts=prompts,
         failures={convert.key_from_pb(one.key): one.code for one in message.ended if one.code},
         stuck_s=message.stuck_ms / 1000,
-        output_tokens={TenantId(use.tenant): use.output_tokens for use in message.tenant_use},
+        tenant_use={
+            TenantId(use.tenant): TenantUse(use.uncached_tokens, use.cached_tokens, use.output_tokens)
+            for use in message.tenant_use
+        },
         at_slice=frozenset(TenantId(tenant) for tenant in message.at_slice),
         draining=message.draining,
     )
@@ -179,6 +184,24 @@ def models(states: Iterable[ModelState]) -> list[pb.ModelState]:
             batch_wait_ms=round(model.batch_wait_s * 1000),
         )
         for model in states
+    ]
+
+
+def tenants(rows: Iterable[TenantRow]) -> list[pb.TenantState]:
+    rules = FairRules()
+    return [
+        pb.TenantState(
+            tenant=row.tenant,
+            weight=row.weight,
+            band=cast(types_pb2.Band, 0 if row.band is None else row.band.value),
+            waiting=row.num_waiting,
+            waiting_tokens=row.waiting_tokens,
+            uncached_tokens=row.use.uncached,
+            cached_tokens=row.use.cached,
+            output_tokens=row.use.output,
+            service=rules.cost(row.use),
+        )
+        for row in rows
     ]
 
 

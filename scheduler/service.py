@@ -160,6 +160,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 )
                 for held in core.faults.quarantine.entries(now)
             ],
+            tenants=messages.tenants(core.room.tenants) if request.tenants else (),
         )
 
     async def DrainWorker(

@@ -34,6 +34,7 @@ COMMANDS = {
     "quantize": Command("services.commands.quantize:main", "make a smaller version of a model"),
     "pull": Command("services.commands.models:pull", "fetch a model"),
     "status": Command("services.commands.status:main", "processes, queue, credits, pages, hit rate"),
+    "top": Command("services.commands.top:main", "tenants by tokens: queue, pages, share against weight"),
     "tenant": Command("services.commands.tenant:main", "who may use how much: tenants, keys, changes"),
     "certs": Command("services.commands.certs:main", "make a local authority and certificates for TLS"),
     "drain": Command("services.commands.drain:main", "let one worker finish and take nothing new"),

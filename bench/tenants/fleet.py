@@ -16,7 +16,7 @@ import numpy as np
 from scheduler.core.credits import Report, WorkerHello
 from scheduler.core.outputs import AskMatch, Output, Placed, Ranks
 from scheduler.core.policy import QueuePolicy
-from scheduler.core.request import Acquire, Match, PromptUse
+from scheduler.core.request import Acquire, Match, PromptUse, TenantUse
 from scheduler.core.rules import Rules
 from scheduler.core.state import SchedulerCore
 from services.domain.block_hash import BLOCK_SIZE, hash_blocks
@@ -265,7 +265,10 @@ class World:
             waiting=stats.waiting,
             started=outputs.started,
             ended=tuple(prompts),
-            output_tokens={tenant: use.output_tokens for tenant, use in outputs.tenant_use.items()},
+            tenant_use={
+                tenant: TenantUse(use.uncached_tokens, use.cached_tokens, use.output_tokens)
+                for tenant, use in outputs.tenant_use.items()
+            },
             prompts=prompts,
         )
 

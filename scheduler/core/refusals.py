@@ -115,7 +115,7 @@ class Refusals:
         step = self._ladder.step(acquire.model, acquire.band)
         if step < Step.THROTTLE or acquire.key.attempt > 1:
             return None
-        own = self._room.num_of_tenant(acquire.tenant, acquire.model, acquire.band)
+        own = self._room.tenants.num_waiting(acquire.tenant, acquire.model, acquire.band)
         if step is Step.THROTTLE and own < MOST_THROTTLED:
             return None
         band = acquire.band.name.lower()

@@ -52,6 +52,25 @@ class PromptUse:
     cached: int
 
 
+@dataclass(frozen=True, slots=True)
+class TenantUse:
+    """Tokens of a tenant's requests: prompts computed, prompts found in the cache, output."""
+
+    uncached: int = 0
+    cached: int = 0
+    output: int = 0
+
+    def plus(self, other: "TenantUse") -> "TenantUse":
+        return TenantUse(
+            self.uncached + other.uncached, self.cached + other.cached, self.output + other.output
+        )
+
+    def minus(self, other: "TenantUse") -> "TenantUse":
+        return TenantUse(
+            self.uncached - other.uncached, self.cached - other.cached, self.output - other.output
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
     """Where the prompt's prefix is cached, as the kvmanager answered at `at`."""

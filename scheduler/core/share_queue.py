@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from scheduler.core.arrival_queue import ArrivalQueue
 from scheduler.core.least_heap import LeastHeap
-from scheduler.core.request import WaitingRequest
+from scheduler.core.request import TenantUse, WaitingRequest
 from services.domain.generation import Band
 from services.domain.ids import TenantId
 
@@ -40,6 +40,10 @@ class FairRules:
     def prompt_cost(self, uncached: int, cached: int) -> float:
         """Return what a prompt costs. Worked number: 64 of 2,112 tokens uncached: 64 + 204.8 = 268.8."""
         return self.uncached_cost * uncached + self.cached_cost * cached
+
+    def cost(self, use: TenantUse) -> float:
+        """Return the service that tokens are."""
+        return self.prompt_cost(use.uncached, use.cached) + self.output_cost * use.output
 
 
 class TenantShare:

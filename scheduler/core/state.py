@@ -103,8 +103,9 @@ class SchedulerCore:
         """A worker says how much it takes."""
         view, policy = self.fleet.workers[worker], self.room.policy
         was_draining = view.draining
-        for tenant, num_tokens in view.apply(report, now).items():
-            policy.used(worker, tenant, num_tokens)
+        for tenant, use in view.apply(report, now).items():
+            policy.used(worker, tenant, use.output)
+            self.room.tenants.used(tenant, use)
         for key in report.started:
             self.live.add(key, worker)
         self.faults.reported(worker, report, now)

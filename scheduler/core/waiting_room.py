@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 from scheduler.core.policy import QueuePolicy
 from scheduler.core.request import WaitingRequest
+from scheduler.core.tenant_table import TenantTable
 from services.domain.generation import Band, RequestClass
-from services.domain.ids import GatewayId, RequestId, TenantId, WorkerId
+from services.domain.ids import GatewayId, RequestId, WorkerId
 
 QueueName = tuple[Band, RequestClass, str]
 
@@ -19,13 +20,12 @@ class WaitingRoom:
 
     def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy
+        self.tenants = TenantTable()
         self.num_tokens = 0
         self._requests: dict[RequestId, WaitingRequest] = {}
         self._queues: dict[QueueName, dict[RequestId, WaitingRequest]] = {}
         """In the order of arrival; none is empty."""
         self._by_gateway: dict[GatewayId, dict[RequestId, None]] = {}
-        self._by_tenant: dict[TenantId, dict[tuple[str, Band], int]] = {}
-        """Requests by model and band; none is 0 and none empty."""
         self._deadlines: list[tuple[float, int, WaitingRequest]] = []
         self._order = 0
 
@@ -49,10 +49,6 @@ class WaitingRoom:
     def num_of_gateway(self, gateway: GatewayId) -> int:
         return len(self._by_gateway.get(gateway, ()))
 
-    def num_of_tenant(self, tenant: TenantId, model: str, band: Band) -> int:
-        """Return how many requests of a tenant wait for a model in a band, whatever the policy."""
-        return self._by_tenant.get(tenant, {}).get((model, band), 0)
-
     @property
     def sizes(self) -> Mapping[QueueName, int]:
         """Requests waiting by band, class and model."""
@@ -67,7 +63,7 @@ class WaitingRoom:
         self._requests[request.key.request_id] = request
         self._by_gateway.setdefault(request.gateway, {})[request.key.request_id] = None
         self._queues.setdefault(self._name(request), {})[request.key.request_id] = request
-        self._count_tenant(request, 1)
+        self.tenants.came(request.acquire)
         self.num_tokens += request.acquire.num_prompt_tokens
         self.policy.add(request)
         if request.deadline is not None:
@@ -112,22 +108,12 @@ class WaitingRoom:
         del queue[request.key.request_id]
         if not queue:
             del self._queues[name]
-        self._count_tenant(request, -1)
+        self.tenants.left(request.acquire)
         self.num_tokens -= request.acquire.num_prompt_tokens
         # Deadlines of requests long placed must not pile up.
         if len(self._deadlines) > 1024 + 2 * len(self._requests):
             self._deadlines = [entry for entry in self._deadlines if self._waits(entry[2])]
             heapq.heapify(self._deadlines)
-
-    def _count_tenant(self, request: WaitingRequest, change: int) -> None:
-        acquire = request.acquire
-        of_tenant = self._by_tenant.setdefault(acquire.tenant, {})
-        where = acquire.model, acquire.band
-        of_tenant[where] = of_tenant.get(where, 0) + change
-        if not of_tenant[where]:
-            del of_tenant[where]
-            if not of_tenant:
-                del self._by_tenant[acquire.tenant]
 
     @staticmethod
     def _name(request: WaitingRequest) -> QueueName:

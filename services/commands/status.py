@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from services.commands.output import add_output_flags, console, print_json
-from services.commands.tls_flags import add_tls_flags, operator_tls
-from services.launcher.topology import LOOPBACK, Ports
+from services.commands.suite import add_suite_flags, addresses
+from services.commands.tls_flags import operator_tls
 from services.rpc.fleet_status import (
     IndexStatus,
     QueueStatus,
@@ -47,11 +47,7 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--watch", action="store_true", help="look again every second until Ctrl-C")
-    parser.add_argument("--port-offset", type=int, default=0, help="that `quire up` was given [default 0]")
-    parser.add_argument("--scheduler", metavar="HOST:PORT", help="a scheduler elsewhere")
-    parser.add_argument("--kvmanager", metavar="HOST:PORT", help="a kvmanager elsewhere")
-    parser.add_argument("--gateway", metavar="HOST:PORT", help="a gateway elsewhere")
-    add_tls_flags(parser.add_argument_group("TLS"))
+    add_suite_flags(parser)
     add_output_flags(parser)
     args = parser.parse_args(argv)
     try:
@@ -63,20 +59,14 @@ def main(argv: Sequence[str]) -> int:
 
 async def look(args: argparse.Namespace) -> Status:
     """Ask everybody once."""
-    tls = operator_tls(args)
-    ports = Ports(args.port_offset)
-    addresses = {
-        "gateway": args.gateway or f"{LOOPBACK}:{ports.gateway}",
-        "scheduler": args.scheduler or f"{LOOPBACK}:{ports.scheduler}",
-        "kvmanager": args.kvmanager or f"{LOOPBACK}:{ports.kvmanager}",
-    }
-    answers = await asyncio.gather(*(serving(role, address, tls) for role, address in addresses.items()))
+    tls, where = operator_tls(args), addresses(args)
+    answers = await asyncio.gather(*(serving(role, address, tls) for role, address in where.items()))
     queue, index = await asyncio.gather(
-        queue_status(addresses["scheduler"], tls), index_status(addresses["kvmanager"], tls)
+        queue_status(where["scheduler"], tls), index_status(where["kvmanager"], tls)
     )
     known = [] if queue is None else [worker.address for worker in queue.workers]
     workers = await worker_statuses(known, tls)
-    up = dict(zip(addresses, answers, strict=True))
+    up = dict(zip(where, answers, strict=True))
     if queue is not None:
         up |= {one.name: got is not None for one, got in zip(queue.workers, workers, strict=True)}
     return Status(up=up, queue=queue, index=index, workers=tuple(workers))

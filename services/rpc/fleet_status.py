@@ -4,6 +4,8 @@ Turns their answers into plain values; a process that does not answer in time is
 """
 
 import asyncio
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +67,25 @@ class QueueStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TenantStatus:
+    """A tenant as the scheduler sees it; counts are of the scheduler's term."""
+
+    tenant: str
+    band: str
+    """Of its last request; empty: it made none."""
+    weight: float
+    waiting: int
+    waiting_tokens: int
+    uncached_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    service: float
+    """As fairness counts it."""
+    degraded: tuple[str, ...]
+    """How far its band has degraded, as `model: step`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IndexStatus:
     """The kvmanager's prefix index."""
 
@@ -73,6 +94,8 @@ class IndexStatus:
     hits_total: int
     workers_from_copy: int
     """Workers known from the Redis copy only."""
+    tenant_pages: dict[str, int]
+    """KV pages that tenants hold, over all workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +125,47 @@ async def serving(role: str, address: str, tls: Tls | None = None) -> bool:
 
 async def queue_status(address: str, tls: Tls | None = None) -> QueueStatus | None:
     """Ask the scheduler."""
-    async with open_channel(tls, address, "scheduler") as channel:
-        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)  # type: ignore[no-untyped-call]
-        answer = await _ask(stub.GetStatus, scheduler_pb2.GetStatusRequest())
+    answer = await _queue_answer(address, tls, tenants=False)
+    return None if answer is None else _queue_of(answer)
+
+
+async def queue_and_tenants(
+    address: str, tls: Tls | None = None
+) -> tuple[QueueStatus, tuple[TenantStatus, ...]] | None:
+    """Ask the scheduler for its tenants too."""
+    answer = await _queue_answer(address, tls, tenants=True)
     if answer is None:
         return None
+    return _queue_of(answer), tuple(_tenant_of(one, answer.models) for one in answer.tenants)
+
+
+async def _queue_answer(address: str, tls: Tls | None, *, tenants: bool) -> Any | None:
+    async with open_channel(tls, address, "scheduler") as channel:
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)  # type: ignore[no-untyped-call]
+        return await _ask(stub.GetStatus, scheduler_pb2.GetStatusRequest(tenants=tenants))
+
+
+def _tenant_of(one: scheduler_pb2.TenantState, models: Iterable[scheduler_pb2.ModelState]) -> TenantStatus:
+    return TenantStatus(
+        tenant=one.tenant,
+        band=Band(one.band).name.lower() if one.band else "",
+        weight=one.weight,
+        waiting=one.waiting,
+        waiting_tokens=one.waiting_tokens,
+        uncached_tokens=one.uncached_tokens,
+        cached_tokens=one.cached_tokens,
+        output_tokens=one.output_tokens,
+        service=one.service,
+        degraded=tuple(
+            f"{model.name}: {Step(of_band.step).name.lower()}"
+            for model in models
+            for of_band in model.steps
+            if of_band.band == one.band
+        ),
+    )
+
+
+def _queue_of(answer: scheduler_pb2.GetStatusResponse) -> QueueStatus:
     workers = tuple(
         PlacedWorker(
             name=one.name,
@@ -149,7 +208,11 @@ async def index_status(address: str, tls: Tls | None = None) -> IndexStatus | No
         answer = await _ask(stub.GetStatus, kvmanager_pb2.GetStatusRequest())
     if answer is None:
         return None
+    pages: Counter[str] = Counter()
+    for worker in answer.workers:
+        pages.update(worker.tenant_pages)
     return IndexStatus(
+        tenant_pages=dict(pages),
         blocks=sum(one.blocks for one in answer.workers),
         queries_total=answer.queries_total,
         hits_total=answer.hits_total,

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -35,8 +35,9 @@ TICK_S = 0.1
 class Served:
     """A kvmanager on a real port inside the test's process."""
 
-    def __init__(self, manager: Manager, channel: grpc.aio.Channel) -> None:
+    def __init__(self, manager: Manager, channel: grpc.aio.Channel, port: int) -> None:
         self.manager = manager
+        self.port = port
         self.channel = channel
         self.stub = kvmanager_pb2_grpc.KvManagerServiceStub(channel)
 
@@ -93,7 +94,7 @@ async def serving(
     if manager.writer is not None:
         work.append(asyncio.create_task(manager.writer.run()))
     try:
-        yield Served(manager, channel)
+        yield Served(manager, channel, port)
     finally:
         for task in work:
             task.cancel()
@@ -145,8 +146,14 @@ class RawWorker:
         part = pb.Snapshot(seq=seq, hashes=b"".join(blocks), first=True)
         self.outbox.put_nowait(pb.ConnectWorkerRequest(snapshot=part))
 
-    def events(self, seq: int, stored: Sequence[BlockHash] = (), raw: bytes = b"") -> None:
-        events = pb.Events(seq=seq, stored=b"".join(stored) + raw)
+    def events(
+        self,
+        seq: int,
+        stored: Sequence[BlockHash] = (),
+        raw: bytes = b"",
+        tenant_pages: Mapping[str, int] | None = None,
+    ) -> None:
+        events = pb.Events(seq=seq, stored=b"".join(stored) + raw, tenant_pages=tenant_pages)
         self.outbox.put_nowait(pb.ConnectWorkerRequest(events=events))
 
     async def leave(self) -> None:

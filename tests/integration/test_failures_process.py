@@ -26,6 +26,7 @@ ENTRIES = {
     "services/commands/release.py",
     "services/commands/status.py",
     "services/commands/tenant.py",
+    "services/commands/top.py",
     "services/launcher/up.py",
 }
 """What a process begins with: each makes the one loop of its process."""

@@ -119,6 +119,13 @@ async def none_left(family: list[psutil.Process]) -> None:
         await asyncio.sleep(0.05)
 
 
+async def top_has_tokens(launcher: Launcher) -> bool:
+    """`quire top` shows the tokens of the tenant that asked."""
+    code, out, _ = await launcher.quire("top", "--once", "--json", "--every", "0.1")
+    tenants = {row["tenant"]: row["total_tokens"] for row in json.loads(out)["tenants"]}
+    return code == 0 and tenants.get("local", 0) >= 8
+
+
 async def test_it_comes_up_serves_and_drains(tmp_path: Path) -> None:
     async with launch(tmp_path, "--sim", "--model", "sim", "--workers", "2") as launcher:
         await launcher.ready()
@@ -133,6 +140,7 @@ async def test_it_comes_up_serves_and_drains(tmp_path: Path) -> None:
         assert code == 0
         assert [worker["name"] for worker in status["workers"]] == ["worker-0", "worker-1"]
         assert sum(worker["decode_tokens"] for worker in status["workers"]) >= 7
+        await eventually(lambda: top_has_tokens(launcher), limit_s=UP_LIMIT_S)
         launcher.process.send_signal(signal.SIGTERM)
         assert (await launcher.end())[0] == 0
         await none_left(family)

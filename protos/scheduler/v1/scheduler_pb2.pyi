@@ -343,11 +343,13 @@ class Drain(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("tenants",)
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    tenants: bool
+    def __init__(self, tenants: _Optional[bool] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("term", "waiting", "waiting_tokens", "oldest_wait_ms", "workers", "gateways", "placed_total", "rejected_total", "queues", "models", "quarantine")
+    __slots__ = ("term", "waiting", "waiting_tokens", "oldest_wait_ms", "workers", "gateways", "placed_total", "rejected_total", "queues", "models", "quarantine", "tenants")
     TERM_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -359,6 +361,7 @@ class GetStatusResponse(_message.Message):
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     QUARANTINE_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
     term: int
     waiting: int
     waiting_tokens: int
@@ -370,7 +373,30 @@ class GetStatusResponse(_message.Message):
     queues: _containers.RepeatedCompositeFieldContainer[BandQueue]
     models: _containers.RepeatedCompositeFieldContainer[ModelState]
     quarantine: _containers.RepeatedCompositeFieldContainer[QuarantinedPrompt]
-    def __init__(self, term: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., oldest_wait_ms: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., gateways: _Optional[_Iterable[_Union[GatewayState, _Mapping]]] = ..., placed_total: _Optional[int] = ..., rejected_total: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[BandQueue, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., quarantine: _Optional[_Iterable[_Union[QuarantinedPrompt, _Mapping]]] = ...) -> None: ...
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantState]
+    def __init__(self, term: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., oldest_wait_ms: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., gateways: _Optional[_Iterable[_Union[GatewayState, _Mapping]]] = ..., placed_total: _Optional[int] = ..., rejected_total: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[BandQueue, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., quarantine: _Optional[_Iterable[_Union[QuarantinedPrompt, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantState, _Mapping]]] = ...) -> None: ...
+
+class TenantState(_message.Message):
+    __slots__ = ("tenant", "weight", "band", "waiting", "waiting_tokens", "uncached_tokens", "cached_tokens", "output_tokens", "service")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    BAND_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    UNCACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    weight: float
+    band: _types_pb2.Band
+    waiting: int
+    waiting_tokens: int
+    uncached_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    service: float
+    def __init__(self, tenant: _Optional[str] = ..., weight: _Optional[float] = ..., band: _Optional[_Union[_types_pb2.Band, str]] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., service: _Optional[float] = ...) -> None: ...
 
 class BandQueue(_message.Message):
     __slots__ = ("band", "request_class", "model", "waiting")

@@ -8,7 +8,7 @@ from scheduler.core.credits import Report, WorkerHello
 from scheduler.core.fifo import FifoPolicy
 from scheduler.core.outputs import Output
 from scheduler.core.policy import QueuePolicy
-from scheduler.core.request import Acquire, PromptUse
+from scheduler.core.request import Acquire, PromptUse, TenantUse
 from scheduler.core.rules import Rules
 from scheduler.core.state import SchedulerCore
 from services.domain.capacity import Capacity
@@ -136,7 +136,9 @@ def report(
         started=tuple(started),
         ended=tuple(ended),
         at_slice=frozenset(TenantId(tenant) for tenant in at_slice),
-        output_tokens={TenantId(tenant): count for tenant, count in (output_tokens or {}).items()},
+        tenant_use={
+            TenantId(tenant): TenantUse(output=count) for tenant, count in (output_tokens or {}).items()
+        },
         prompts=prompts or {},
         failures=failures or {},
         stuck_s=stuck_s,

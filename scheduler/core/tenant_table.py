@@ -1,0 +1,82 @@
+"""What each tenant has waiting and has been given: counts for people and for throttling.
+
+Knows no order, no worker and no time; charges nobody. Counts of use begin with this term of the scheduler.
+"""
+
+from collections.abc import Iterator
+
+from scheduler.core.request import Acquire, TenantUse
+from services.domain.generation import Band
+from services.domain.ids import TenantId
+
+MAX_ROWS = 10_000
+"""Rows kept; beyond it those go first of whom nothing waits and that changed longest ago."""
+
+
+class TenantRow:
+    """One tenant."""
+
+    __slots__ = ("band", "tenant", "use", "waiting", "waiting_tokens", "weight")
+
+    def __init__(self, tenant: TenantId) -> None:
+        self.tenant = tenant
+        self.band: Band | None = None
+        """Of its last request; None: it made none in this term."""
+        self.weight = 1.0
+        self.waiting: dict[tuple[str, Band], int] = {}
+        """Requests by model and band; none is 0."""
+        self.waiting_tokens = 0
+        """Of their prompts."""
+        self.use = TenantUse()
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(self.waiting.values())
+
+
+class TenantTable:
+    """All tenants of this term."""
+
+    def __init__(self, max_rows: int = MAX_ROWS) -> None:
+        self._max_rows = max_rows
+        self._rows: dict[TenantId, TenantRow] = {}
+        """What changed last is last."""
+
+    def __iter__(self) -> Iterator[TenantRow]:
+        return iter(self._rows.values())
+
+    def num_waiting(self, tenant: TenantId, model: str, band: Band) -> int:
+        """Return how many requests of a tenant wait for a model in a band, whatever the policy."""
+        row = self._rows.get(tenant)
+        return 0 if row is None else row.waiting.get((model, band), 0)
+
+    def came(self, acquire: Acquire) -> None:
+        """A request waits."""
+        row = self._row(acquire.tenant)
+        row.band, row.weight = acquire.band, acquire.weight
+        where = acquire.model, acquire.band
+        row.waiting[where] = row.waiting.get(where, 0) + 1
+        row.waiting_tokens += acquire.num_prompt_tokens
+
+    def left(self, acquire: Acquire) -> None:
+        """A request waits no more."""
+        row = self._rows[acquire.tenant]
+        where = acquire.model, acquire.band
+        row.waiting[where] -= 1
+        if not row.waiting[where]:
+            del row.waiting[where]
+        row.waiting_tokens -= acquire.num_prompt_tokens
+
+    def used(self, tenant: TenantId, use: TenantUse) -> None:
+        """A worker says what it did for a tenant since it spoke last."""
+        row = self._row(tenant)
+        row.use = row.use.plus(use)
+
+    def _row(self, tenant: TenantId) -> TenantRow:
+        row = self._rows.pop(tenant, None) or TenantRow(tenant)
+        if len(self._rows) >= self._max_rows:
+            idle = next((one.tenant for one in self if not one.waiting), None)
+            if idle is not None:
+                del self._rows[idle]
+        self._rows[tenant] = row
+        return row
