@@ -44,8 +44,8 @@ class WorkerConfig:
     """triton computes on a GPU, native in C++, torch is the reference; auto takes the first of them that can;
     sim only waits as long as computing would take."""
     compute: Compute = Compute.INT8
-    """What native code makes of activations before a product with quantised weights: int8 in groups of 32, or
-    fp32."""
+    """What activations become before a product with quantised weights: int8 in groups of 32, or fp32. A GPU
+    has int8 for weights of 8 bits alone, and under fp32 keeps activations in their 16."""
     kv_format: KvFormat | None = None
     """Numbers of the KV memory: f32 (not on a GPU), bf16, f16 (only there) or int8; absent: int8, and f32 in
     torch, which has no other."""

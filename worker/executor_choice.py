@@ -117,6 +117,7 @@ def _load_triton(config: WorkerConfig, artifact: ModelArtifact, device: Device) 
         artifact,
         model_name=config.model_name,
         kv_format=config.kv_format or KvFormat.INT8,
+        int8_rows=config.compute is Compute.INT8,
         limits=step_limits(config, built.config.max_positions),
         graph_sizes=config.cuda_graph_sizes,
     )

@@ -63,6 +63,7 @@ def load(context: BenchContext, kv_format: KvFormat, *, is_int4: bool) -> Loaded
         page_size=_PAGE_SIZE,
         dtype=torch.bfloat16,
         kv_format=kv_format,
+        int8_rows=True,
         limits=StepLimits(
             max_sequences=max(count for count, _ in steps),
             max_step_tokens=max(sizes.prefill_chunk, *(count for count, _ in steps)),

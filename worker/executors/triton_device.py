@@ -83,6 +83,7 @@ def load_on(
     *,
     model_name: str,
     kv_format: KvFormat,
+    int8_rows: bool,
     limits: StepLimits,
     graph_sizes: Sequence[int],
 ) -> TritonExecutor:
@@ -105,6 +106,7 @@ def load_on(
             page_size=limits.page_size,
             dtype=torch.float32 if is_exact else _ACTIVATIONS[kv_format],
             kv_format=kv_format,
+            int8_rows=int8_rows,
             device=device.name,
             limits=limits,
             graph_sizes=graph_sizes,

@@ -56,6 +56,7 @@ class TritonExecutor:
         page_size: int,
         dtype: torch.dtype,
         kv_format: KvFormat,
+        int8_rows: bool,
         limits: StepLimits,
         graph_sizes: Sequence[int],
         stream: Stream,
@@ -73,11 +74,17 @@ class TritonExecutor:
         device = stream.device
         with torch.inference_mode():
             self._plan = TritonPlan(
-                plan, weights, dtype=dtype, max_positions=config.max_positions, device=device
+                plan,
+                weights,
+                dtype=dtype,
+                max_positions=config.max_positions,
+                device=device,
+                int8_rows=int8_rows,
             )
         chip = chip_of(device)
         versions = (triton.__version__, chip, linear_tuning.numerics(chip), attention_tuning.numerics(chip))
-        numerics = _digest("triton", *versions, revision, str(dtype), kv_format, str(INTERPRETED))
+        formats = (str(dtype), kv_format, str(int8_rows))
+        numerics = _digest("triton", *versions, revision, *formats, str(INTERPRETED))
         self._profile = ModelProfile(
             model=name,
             revision=revision,
@@ -163,6 +170,7 @@ def load_triton_executor(
     page_size: int = 16,
     dtype: torch.dtype = torch.bfloat16,
     kv_format: KvFormat = KvFormat.INT8,
+    int8_rows: bool = False,
     device: str = "cuda",
     limits: StepLimits | None = None,
     graph_sizes: Sequence[int] = (),
@@ -177,6 +185,7 @@ def load_triton_executor(
         dtype: Of activations, and of weights that are no codes: bfloat16 or float16; float32 where kernels
             are interpreted.
         kv_format: int8, or that of `dtype`.
+        int8_rows: Whether rows become int8 codes before products with weights of 8 bits.
         device: torch's name of it; `cpu` where kernels are interpreted.
         limits: The largest step; absent: 512 tokens of 32 sequences of the model's context.
         graph_sizes: Sequences for which decode is captured; a step takes the next larger one, if there is.
@@ -195,6 +204,7 @@ def load_triton_executor(
         page_size=page_size,
         dtype=dtype,
         kv_format=kv_format,
+        int8_rows=int8_rows,
         limits=limits or _limits_of(model, page_size),
         graph_sizes=graph_sizes,
         stream=stream or stream_on(torch.device(device)),

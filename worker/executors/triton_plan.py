@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from worker.executors.triton_weights import TritonWeights
 from worker.executors.weights.loader import WeightSource
 from worker.kernels.act_mul_triton import gelu_tanh_mul, silu_mul
 from worker.kernels.gather_rows_triton import gather_rows
+from worker.kernels.group_quantize import GROUP
+from worker.kernels.group_quantize_torch import codes_in
+from worker.kernels.group_quantize_triton import group_quantize
 from worker.kernels.kv_pages_torch import LayerKv
 from worker.kernels.linear_triton import kind_of, linear, most_pieces
 from worker.kernels.paged_attention_triton import (
@@ -32,6 +36,8 @@ from worker.models.tensor_names import role_of
 from worker.plan.arena import pack
 from worker.plan.op import Activation, Op, OpKind, Plan, RopeTable
 from worker.plan.peephole import fuse
+from worker.plan.quantized_inputs import quantize_inputs
+from worker.plan.slots import code_slots, float_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +79,15 @@ class TritonPlan:
         dtype: torch.dtype,
         max_positions: int,
         device: torch.device,
+        int8_rows: bool,
     ) -> None:
-        self._plan = plan = fuse(plan)
         self._dtype, self._device = dtype, device
         self._weights = TritonWeights(weights, dtype=dtype, device=device)
+        self._plan = plan = fuse(quantize_inputs(plan, self._takes_codes) if int8_rows else plan)
+        self._code_slots = code_slots(plan)
         self._uses: Counter[tuple[str, str]] = Counter()
         self._ropes = [_rope_table(rope, max_positions, device) for rope in plan.ropes]
-        self._is_float = _float_slots(plan)
+        self._is_float = float_slots(plan)
         self._most_pieces: list[Callable[[int], int]] = []
         self._runs = [self._bind(op) for op in plan.ops]
 
@@ -151,6 +159,10 @@ class TritonPlan:
             OpKind.LOGITS: self._bind_linear,
             OpKind.ADD_RMS_NORM: self._bind_add_rms_norm,
             OpKind.QK_NORM_ROPE_STORE: self._bind_rope_store,
+            OpKind.QUANTIZE: self._bind_quantize,
+            OpKind.RMS_NORM_QUANTIZE: self._bind_rms_norm,
+            OpKind.ADD_RMS_NORM_QUANTIZE: self._bind_add_rms_norm,
+            OpKind.ACT_MUL_QUANTIZE: self._bind_act_mul,
         }
         return binders[op.kind](op)
 
@@ -160,27 +172,45 @@ class TritonPlan:
 
     def _bind_rms_norm(self, op: Op) -> _Run:
         weight, (x,), (y,) = self._weights.vector(op.weights[0]), op.inputs, op.outputs
-        eps = op.number("eps")
-        return lambda c: rms_norm(c.slots[x], weight, c.slots[y], eps=eps)
+        eps, target = op.number("eps"), self._target(y)
+        return lambda c: rms_norm(c.slots[x], weight, eps=eps, **target(c))
 
     def _bind_add_rms_norm(self, op: Op) -> _Run:
         weight, (x, other), (total, y) = self._weights.vector(op.weights[0]), op.inputs, op.outputs
-        eps = op.number("eps")
+        eps, target = op.number("eps"), self._target(y)
         return lambda c: rms_norm(
-            c.slots[other], weight, c.slots[y], eps=eps, residual=c.slots[x], total=c.slots[total]
+            c.slots[other], weight, eps=eps, residual=c.slots[x], total=c.slots[total], **target(c)
         )
 
-    def _bind_linear(self, op: Op) -> _Run:
+    def _bind_quantize(self, op: Op) -> _Run:
         (x,), (y,) = op.inputs, op.outputs
-        has_biases = op.kind is OpKind.LINEAR and op.integer("biases") == 1
-        count = len(op.weights) // 2 if has_biases else len(op.weights)
-        matrix = self._weights.matrix(op.weights[:count])
-        layer_kind = "+".join(role_of(name) for name in op.weights[:count])
-        self._uses[layer_kind, f"triton_{kind_of(matrix, self._dtype)}"] += 1
-        bias = torch.cat([self._weights.vector(name) for name in op.weights[count:]]) if has_biases else None
+        return lambda c: group_quantize(c.slots[x], *codes_in(c.slots[y]))
 
-        self._most_pieces.append(partial(most_pieces, matrix, self._dtype, self._device))
-        return lambda c: linear(c.slots[x], matrix, c.slots[y], bias=bias, pieces=c.pieces)
+    def _target(self, slot: int) -> Callable[[_Context], dict[str, Any]]:
+        """Return what gives the arguments of a kernel that writes a slot, as numbers or as codes."""
+        if slot in self._code_slots:
+            return lambda c: {"out": None, "quantised": codes_in(c.slots[slot])}
+        return lambda c: {"out": c.slots[slot]}
+
+    def _takes_codes(self, op: Op) -> bool:
+        matrix = self._weights.matrix(op.weights[: _num_matrices(op)])
+        return matrix.bits == 8 and matrix.in_features % GROUP == 0
+
+    def _bind_linear(self, op: Op) -> _Run:
+        (x,), (y,), count = op.inputs, op.outputs, _num_matrices(op)
+        matrix, biases = self._weights.matrix(op.weights[:count]), op.weights[count:]
+        is_int8 = x in self._code_slots
+        dtype = torch.int8 if is_int8 else self._dtype
+        layer_kind = "+".join(role_of(name) for name in op.weights[:count])
+        self._uses[layer_kind, f"triton_{kind_of(matrix, dtype)}"] += 1
+        bias = torch.cat([self._weights.vector(name) for name in biases]) if biases else None
+        self._most_pieces.append(partial(most_pieces, matrix, dtype, self._device))
+
+        def run(c: _Context) -> None:
+            rows = codes_in(c.slots[x]) if is_int8 else c.slots[x]
+            linear(rows, matrix, c.slots[y], bias=bias, pieces=c.pieces)
+
+        return run
 
     def _bind_qk_norm(self, op: Op) -> _Run:
         (x,), (y,), eps = op.inputs, op.outputs, op.number("eps")
@@ -236,7 +266,8 @@ class TritonPlan:
     def _bind_act_mul(self, op: Op) -> _Run:
         (x,), (y,), activation = op.inputs, op.outputs, Activation(op.integer("activation"))
         apply = {Activation.SILU: silu_mul, Activation.GELU_TANH: gelu_tanh_mul}[activation]
-        return lambda c: apply(c.slots[x], c.slots[y])
+        target = self._target(y)
+        return lambda c: apply(c.slots[x], **target(c))
 
     def _bind_add(self, op: Op) -> _Run:
         (x, other), (y,) = op.inputs, op.outputs
@@ -255,14 +286,10 @@ class TritonPlan:
         return lambda c: gather_rows(c.slots[x], c.step.out_rows, c.slots[y])
 
 
-def _float_slots(plan: Plan) -> list[bool]:
-    """Return which slots are float32 whatever activations are: logits and what is made of them."""
-    is_float = [False] * len(plan.slots)
-    for op in plan.ops:
-        if op.kind is OpKind.LOGITS or any(is_float[index] for index in op.inputs):
-            for index in op.outputs:
-                is_float[index] = True
-    return is_float
+def _num_matrices(op: Op) -> int:
+    """Return how many of a product's weights are matrices; biases follow them."""
+    has_biases = op.kind is OpKind.LINEAR and op.integer("biases") == 1
+    return len(op.weights) // 2 if has_biases else len(op.weights)
 
 
 def _rope_table(rope: RopeTable, max_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Reference of `group_quantize` in torch (see `group_quantize` for the contract).
+"""Reference of `group_quantize` in torch (see `group_quantize` for the contract), and where its results lie.
 
 Knows torch alone.
 """
@@ -21,3 +21,20 @@ def group_quantize(x: Tensor, codes: Tensor, scales: Tensor, sums: Tensor) -> No
     codes.copy_(rounded.flatten(-2))
     scales.copy_(scale)
     torch.mul(scale, rounded.sum(-1), out=sums)
+
+
+def codes_in(slot: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rows as codes in the memory of their numbers, one behind the other.
+
+    Args:
+        slot: [rows, width] contiguous, of 16 bits or more; width is whole groups.
+
+    Returns:
+        codes [rows, width] int8, scales and sums [rows, width / GROUP] float32.
+    """
+    rows, width = slot.shape
+    memory, num_groups = slot.view(torch.int8).flatten(), width // GROUP
+    num_codes = rows * width
+    scales, sums = memory[num_codes : num_codes + 8 * rows * num_groups].view(torch.float32).chunk(2)
+    codes = memory[:num_codes].view(rows, width)
+    return codes, scales.view(rows, num_groups), sums.view(rows, num_groups)

@@ -38,10 +38,14 @@ class OpKind(StrEnum):
     all_reduce      the sum of all ranks' x, added up in the order of ranks
     all_gather      all ranks' x side by side, in the order of ranks
 
+    quantize        x as int8 codes with a scale and a sum for every 32 columns, for a linear to read; the
+                    slot holds all three, in less memory than its numbers would take
+
     Pairs that `peephole.fuse` joins, with the attributes and weights of both:
 
     add_rms_norm       add -> its sum, and the rms_norm of that
     qk_norm_rope_store qk_norm, then rope_store
+    *_quantize         rms_norm, add_rms_norm or act_mul, then quantize of the result
     """
 
     EMBED = "embed"
@@ -61,6 +65,10 @@ class OpKind(StrEnum):
     ALL_GATHER = "all_gather"
     ADD_RMS_NORM = "add_rms_norm"
     QK_NORM_ROPE_STORE = "qk_norm_rope_store"
+    QUANTIZE = "quantize"
+    RMS_NORM_QUANTIZE = "rms_norm_quantize"
+    ADD_RMS_NORM_QUANTIZE = "add_rms_norm_quantize"
+    ACT_MUL_QUANTIZE = "act_mul_quantize"
 
 
 class Activation(IntEnum):

@@ -1,13 +1,20 @@
 """Joins neighbouring operations that one kernel computes, for executors that have such kernels.
 
-Two pairs: a sum and the norm of it, and the norm of q and k heads before they are rotated and stored. A
-joined operation gives the bits of its parts. Knows plans alone; nothing of kernels or devices.
+A sum and the norm of it; the norm of q and k heads before they are rotated and stored; a norm or a gate and
+the quantisation of its result. A joined operation gives the bits of its parts. Knows plans alone; nothing of
+kernels or devices.
 """
 
 from collections import Counter
 from dataclasses import replace
 
 from worker.plan.op import Op, OpKind, Plan
+
+_QUANTIZED = {
+    OpKind.RMS_NORM: OpKind.RMS_NORM_QUANTIZE,
+    OpKind.ADD_RMS_NORM: OpKind.ADD_RMS_NORM_QUANTIZE,
+    OpKind.ACT_MUL: OpKind.ACT_MUL_QUANTIZE,
+}
 
 
 def fuse(plan: Plan) -> Plan:
@@ -43,9 +50,14 @@ def fuse(plan: Plan) -> Plan:
 
 def _join(first: Op, second: Op, reads: Counter[int]) -> Op | None:
     """Return one operation for two neighbours, None where they are no pair."""
+    attributes = first.attributes + second.attributes
+    if second.kind is OpKind.QUANTIZE:
+        kind, (result,) = _QUANTIZED.get(first.kind), second.inputs
+        if kind is None or first.outputs[-1] != result or reads[result] > 1:
+            return None
+        return Op(kind, first.inputs, first.outputs[:-1] + second.outputs, first.weights, attributes)
     if first.outputs != second.inputs:
         return None
-    attributes = first.attributes + second.attributes
     match first.kind, second.kind:
         case OpKind.ADD, OpKind.RMS_NORM:
             outputs = first.outputs + second.outputs

@@ -10,6 +10,7 @@ from services.domain.kv_layout import KvFormat
 from tests.fakes.interpreted_dots import use_one_order
 from tests.unit.executors.batches import Part, logits_of
 from tests.unit.executors.tiny_models import VOCAB, make_model, save_folder, save_gguf
+from worker.executors import triton_plan
 from worker.executors.torch_executor import load_torch_executor
 from worker.executors.triton_executor import TritonExecutor, load_triton_executor
 
@@ -22,9 +23,15 @@ PAGES = [[5, 1, 7], [2, 4, 0]]
 
 
 def load(
-    path: Path, *, dtype: torch.dtype = torch.float32, kv_format: KvFormat = KvFormat.F32
+    path: Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    kv_format: KvFormat = KvFormat.F32,
+    int8_rows: bool = False,
 ) -> TritonExecutor:
-    executor = load_triton_executor(path, model_name="tiny", dtype=dtype, kv_format=kv_format, device="cpu")
+    executor = load_triton_executor(
+        path, model_name="tiny", dtype=dtype, kv_format=kv_format, int8_rows=int8_rows, device="cpu"
+    )
     executor.allocate(8)
     return executor
 
@@ -85,6 +92,50 @@ def test_a_row_has_the_same_bits_alone_in_a_batch_in_chunks_and_decoded(
     """B094: with dots summed in one order, as on a device."""
     use_one_order(monkeypatch)
     executor = load(save_folder(make_model("llama"), tmp_path), kv_format=kv_format)
+    whole = logits_of(executor, [Part(IDS[:21], 0, PAGES[0])])
+    batch = logits_of(executor, [Part(IDS[7:16], 0, PAGES[1]), Part(IDS[:21], 0, PAGES[0])])
+    assert np.array_equal(batch[9:], whole)
+    for start, end in ((0, 5), (5, 18), (18, 20), (20, 21)):
+        assert np.array_equal(logits_of(executor, [Part(IDS[start:end], start, PAGES[0])]), whole[start:end])
+
+
+@slow
+def test_weights_of_8_bits_meet_rows_of_8_bits_where_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Near the reference, which rounds no row, and joined operations give the bits of their parts."""
+    path = save_gguf(make_model("llama"), tmp_path / "tiny.gguf", "Q8_0")
+    parts = [Part(IDS[:9], 0, PAGES[0])]
+    ours, plain = load(path, int8_rows=True), load(path)
+    assert {use.kernel for use in ours.profile.kernels} == {"triton_w8a8-g32", "triton_w8a16-g32"}
+    assert {use.layer_kind for use in ours.profile.kernels if use.kernel == "triton_w8a16-g32"} == {"head"}
+    assert ours.profile.numerics != plain.profile.numerics
+    theirs = load_torch_executor(path, model_name="tiny", num_threads=1)
+    theirs.allocate(8)
+    expected, logits = logits_of(theirs, parts), logits_of(ours, parts)
+    error = np.abs(logits - expected).mean() / np.abs(expected).mean()
+    assert 1e-4 < error < 0.03, "rows are rounded to 8 bits, and no further"
+    monkeypatch.setattr(triton_plan, "fuse", lambda plan: plan)
+    assert np.array_equal(logits_of(load(path, int8_rows=True), parts), logits)
+
+
+@slow
+def test_weights_of_other_bits_meet_rows_as_they_are(tmp_path: Path) -> None:
+    path = save_gguf(make_model("llama"), tmp_path / "tiny.gguf", "Q4_0")
+    parts = [Part(IDS[:9], 0, PAGES[0])]
+    ours, plain = load(path, int8_rows=True), load(path)
+    assert ours.profile.kernels == plain.profile.kernels
+    assert np.array_equal(logits_of(ours, parts), logits_of(plain, parts))
+
+
+@slow
+@pytest.mark.failure("B094")
+def test_a_row_of_codes_has_the_same_bits_alone_in_a_batch_and_in_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B094: a row's scales are its own."""
+    use_one_order(monkeypatch)
+    executor = load(save_gguf(make_model("llama"), tmp_path / "tiny.gguf", "Q8_0"), int8_rows=True)
     whole = logits_of(executor, [Part(IDS[:21], 0, PAGES[0])])
     batch = logits_of(executor, [Part(IDS[7:16], 0, PAGES[1]), Part(IDS[:21], 0, PAGES[0])])
     assert np.array_equal(batch[9:], whole)
