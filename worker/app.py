@@ -39,6 +39,7 @@ from worker.daemon_thread import in_daemon_thread
 from worker.device_telemetry import tell_device
 from worker.engine.config import EngineConfig
 from worker.engine.step_scheduler import StepScheduler
+from worker.executors.ranks.group import GroupExecutor
 from worker.loading import Loaded, load
 from worker.placements import PlacementBook
 from worker.reporting import KvReport, LoadReport
@@ -155,6 +156,9 @@ class Worker:
             ),
             RequestTelemetry(self._metrics, profile.model),
         )
+        if isinstance(loaded.executor, GroupExecutor):
+            # An idle group has to notice too: who waits for a step would wait for the next request.
+            loaded.executor.watch(engine.hand_over_fault)
         engine.listen(StepMetrics(self._metrics).on_step)
         tell_kernels(self._metrics, profile.kernels)
         if loaded.device is not None:

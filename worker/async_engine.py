@@ -63,7 +63,7 @@ class AsyncEngine:
         make_steps: Makes the step loop, not started, from the two callbacks it calls in its own thread.
         """
         self._loop = asyncio.get_running_loop()
-        self._steps = make_steps(self._hand_over_step, self._hand_over_fault)
+        self._steps = make_steps(self._hand_over_step, self.hand_over_fault)
         self._post = self._steps.post
         self._observer = observer
         self._sinks: dict[SessionId, Callable[[GatewayStep], None]] = {}
@@ -183,7 +183,8 @@ class AsyncEngine:
     def _hand_over_step(self, outputs: StepOutputs) -> None:
         self._call_soon(self._take, outputs)
 
-    def _hand_over_fault(self, error: BaseException) -> None:
+    def hand_over_fault(self, error: BaseException) -> None:
+        """End all requests and the engine by an error, from any thread; the first one counts."""
         self._call_soon(self._fail, error)
 
     def _call_soon(self, call: Callable[[Value], None], value: Value) -> None:

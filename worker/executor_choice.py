@@ -5,6 +5,7 @@ the torch one its extra. Imports torch only when that or Triton computes; knows 
 served.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -16,15 +17,17 @@ from services.chassis.fatal import FatalError
 from services.domain.kv_layout import KvFormat
 from worker.config import Compute, ExecutorKind, WorkerConfig
 from worker.devices import Device, NoDevice, UnusableDevice, find_device, has_module, is_interpreted
-from worker.executors.base import Executor, StepLimits
+from worker.executors.base import Executor, ExecutorFault, StepLimits
 from worker.executors.native.bound_plan import UnsupportedOperation
 from worker.executors.native.build import NoCompiler
 from worker.executors.native.library import KV_FORMATS
 from worker.executors.native.library import Compute as NativeCompute
 from worker.executors.native_executor import NativeOptions, load_native_executor
+from worker.executors.ranks.messages import RankSpec
 from worker.executors.weights.gpu_size import least_bytes
 from worker.executors.weights.loader import open_model
 from worker.memory import check_weights_fit, free_memory_bytes
+from worker.plan.shard import CannotShard
 
 TORCH_WEIGHT_BYTES = 4
 """Bytes of a number: the torch executor keeps weights in float32."""
@@ -65,6 +68,8 @@ def open_executor(config: WorkerConfig, find: Callable[[], Device] = find_device
     """
     assert config.model_path is not None, "checked by the configuration"
     artifact = open_artifact(config.model_path)
+    if config.tensor_parallel_size > 1:
+        return Opened(_load_group(config, artifact))
     if config.executor is ExecutorKind.TORCH:
         return Opened(_load_torch(config, artifact))
     device = _device_of(config, find)
@@ -158,7 +163,35 @@ def _load_native(config: WorkerConfig, artifact: ModelArtifact) -> Executor:
     )
 
 
-def _load_torch(config: WorkerConfig, artifact: ModelArtifact) -> Executor:
+def _load_group(config: WorkerConfig, artifact: ModelArtifact) -> Executor:
+    """Load the model into as many ranks as the configuration says; this process is rank 0."""
+    _check_torch(config, artifact)
+    from worker.executors.ranks.group import load_group
+
+    size = config.tensor_parallel_size
+    spec = RankSpec(
+        executor="torch",
+        device="cpu",
+        path=str(config.model_path),
+        model_name=config.model_name,
+        rank=0,
+        size=size,
+        page_size=config.page_size,
+        kv_format=None,
+        num_threads=config.threads or max(1, (os.cpu_count() or 1) // size),
+        store="",
+        limit_s=config.restart_after_s,
+    )
+    try:
+        return load_group(artifact, spec)
+    except CannotShard as exc:
+        raise FatalError(f"--tensor-parallel-size {size}: {exc}") from exc
+    except ExecutorFault as exc:
+        raise FatalError(f"--tensor-parallel-size {size}: {exc} ({exc.__cause__})") from exc
+
+
+def _check_torch(config: WorkerConfig, artifact: ModelArtifact) -> None:
+    """Refuse what the torch executor cannot do here, before anything is loaded."""
     _check_host_format(config)
     if config.kv_format not in (None, KvFormat.F32):
         raise FatalError(
@@ -166,10 +199,14 @@ def _load_torch(config: WorkerConfig, artifact: ModelArtifact) -> Executor:
         )
     num_parameters = sum(prod(tensor.shape) for tensor in artifact.tensors.values())
     check_weights_fit(num_parameters * TORCH_WEIGHT_BYTES, free_memory_bytes())
-    try:
-        from worker.executors.torch_executor import load_torch_executor
-    except ModuleNotFoundError as exc:
-        raise FatalError(f"the torch executor needs torch: pip install 'quire[torch]' ({exc})") from exc
+    if not has_module("torch"):
+        raise FatalError("the torch executor needs torch: pip install 'quire[torch]'")
+
+
+def _load_torch(config: WorkerConfig, artifact: ModelArtifact) -> Executor:
+    _check_torch(config, artifact)
+    from worker.executors.torch_executor import load_torch_executor
+
     return load_torch_executor(
         artifact, model_name=config.model_name, page_size=config.page_size, num_threads=config.threads
     )

@@ -6,7 +6,7 @@ An implementation joins by adding a factory to `EXECUTORS`; it gives an executor
 
 import tempfile
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,32 @@ def tiny_torch() -> Executor:
     with tempfile.TemporaryDirectory() as folder:
         path = save_folder(make_model("llama", vocab_size=256), Path(folder))
         return load_torch_executor(path, model_name="tiny", num_threads=1)
+
+
+@cache
+def tiny_ranks() -> Executor:
+    """Two ranks in torch, started once: their memory is allocated anew for each test."""
+    from services.artifacts.artifact import open_artifact
+    from tests.unit.executors.tiny_models import make_model, save_folder
+    from worker.executors.ranks.group import load_group
+    from worker.executors.ranks.messages import RankSpec
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = save_folder(make_model("llama", vocab_size=256), Path(folder))
+        spec = RankSpec(
+            executor="torch",
+            device="cpu",
+            path=str(path),
+            model_name="tiny",
+            rank=0,
+            size=2,
+            page_size=PAGE,
+            kv_format=None,
+            num_threads=1,
+            store="",
+            limit_s=120.0,
+        )
+        return load_group(open_artifact(path), spec)
 
 
 def tiny_native(
@@ -85,14 +111,15 @@ def tiny_triton_graphs() -> Executor:
 EXECUTORS: dict[str, Callable[[], Executor]] = {
     "sim": sim,
     "torch": tiny_torch,
+    "torch-ranks": tiny_ranks,
     "native": tiny_native,
     "native-bf16": partial(tiny_native, KvFormat.BF16, Compute.F32, "F16"),
     "native-int8": partial(tiny_native, KvFormat.INT8, Compute.INT8, "Q4_0"),
     "triton": tiny_triton,
     "triton-graphs": tiny_triton_graphs,
 }
-SLOW = {"triton", "triton-graphs"}
-"""Interpreted."""
+SLOW = {"torch-ranks", "triton", "triton-graphs"}
+"""Processes that import torch; interpreted."""
 
 
 class Sequence:

@@ -21,8 +21,9 @@ from worker.engine.batch import Batch, StepResult
 from worker.engine.sampler import sample
 from worker.executors.base import ExecutorFault, KernelUse, ModelProfile
 from worker.executors.torch_plan import TorchPlan
+from worker.executors.torch_ranks import Ranks
 from worker.executors.torch_step import StepBuilder
-from worker.executors.weights.loader import WeightSource, open_model
+from worker.executors.weights.loader import WeightSource, open_model, shard_model
 from worker.models.registry import BuiltModel
 from worker.plan.op import OpKind
 
@@ -39,7 +40,14 @@ class TorchExecutor:
     For tests and for comparing executors; it must not keep or change the array."""
 
     def __init__(
-        self, model: BuiltModel, weights: WeightSource, *, name: str, revision: str, page_size: int
+        self,
+        model: BuiltModel,
+        weights: WeightSource,
+        *,
+        name: str,
+        revision: str,
+        page_size: int,
+        ranks: Ranks | None = None,
     ) -> None:
         plan, config = model.plan, model.config
         self._layout = KvLayout(
@@ -50,7 +58,7 @@ class TorchExecutor:
             page_size=page_size,
         )
         with torch.inference_mode():
-            self._plan = TorchPlan(plan, weights, max_positions=config.max_positions)
+            self._plan = TorchPlan(plan, weights, max_positions=config.max_positions, ranks=ranks)
         numerics = _digest("torch", torch.__version__, revision, self._plan.numerics, self._layout.format)
         self._profile = ModelProfile(
             model=name,
@@ -66,6 +74,7 @@ class TorchExecutor:
             # Whatever the file holds, products read float32.
             kernels=(KernelUse("all", "torch_float32", sum(op.kind in _PRODUCTS for op in plan.ops)),),
         )
+        self._ranks = ranks
         self._num_heads, self._windows = plan.num_heads, plan.windows
         self._rows: Tensor | None = None
         self._builder: StepBuilder | None = None
@@ -74,6 +83,20 @@ class TorchExecutor:
     def profile(self) -> ModelProfile:
         """What is loaded and what it costs."""
         return self._profile
+
+    def join(self, store: Path) -> None:
+        """Meet the other ranks, once (see `Ranks.join`), before memory is allocated.
+
+        Raises:
+            ExecutorFault: They did not all come in time.
+        """
+        assert self._ranks is not None, "this model is not shared"
+        try:
+            self._ranks.join(store)
+            self._plan.agree()
+            self._ranks.bound()
+        except RuntimeError as exc:
+            raise ExecutorFault("the ranks of this worker did not all meet") from exc
 
     def allocate(self, num_pages: int) -> None:
         """Allocate `num_pages` pages and, behind them, one of zeros that nobody writes.
@@ -116,6 +139,11 @@ class TorchExecutor:
         self._rows = None
         self._builder = None
 
+    def leave(self) -> None:
+        """Exchange nothing with the other ranks any more (see `Ranks.leave`)."""
+        if self._ranks is not None:
+            self._ranks.leave()
+
 
 def load_torch_executor(
     source: ModelArtifact | Path | str,
@@ -123,6 +151,7 @@ def load_torch_executor(
     model_name: str,
     page_size: int = 16,
     num_threads: int | None = None,
+    ranks: Ranks | None = None,
 ) -> TorchExecutor:
     """Load a model folder or GGUF file into a torch executor. KV memory comes with `allocate`.
 
@@ -131,15 +160,21 @@ def load_torch_executor(
         model_name: The name callers use.
         page_size: Tokens in a page.
         num_threads: Threads of torch in this process; None leaves torch's own choice.
+        ranks: With whom the model is shared; this process loads its own share.
 
     Raises:
         ArtifactError: The model cannot be read or is not one that we compute; names file and tensor.
+        CannotShard: It does not divide over so many ranks.
     """
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     artifact = source if isinstance(source, ModelArtifact) else open_artifact(source)
     model, weights = open_model(artifact)
-    return TorchExecutor(model, weights, name=model_name, revision=artifact.revision, page_size=page_size)
+    if ranks is not None:
+        model, weights = shard_model(model, weights, rank=ranks.rank, size=ranks.size)
+    return TorchExecutor(
+        model, weights, name=model_name, revision=artifact.revision, page_size=page_size, ranks=ranks
+    )
 
 
 def _digest(*parts: str) -> str:

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.domain.kv_layout import KvLayout
+from worker.executors.torch_ranks import Ranks
 from worker.executors.torch_step import TorchStep
 from worker.executors.weights.loader import WeightSource
 from worker.kernels.act_mul_torch import gelu_tanh_mul, silu_mul
-from worker.kernels.linear_torch import Matrix, prove_tiles
+from worker.kernels.linear_torch import TILES, Matrix, prove_tiles
 from worker.kernels.paged_attention_torch import paged_attention, prove_query_tiles
 from worker.kernels.rms_norm_torch import rms_norm
 from worker.kernels.rope_store_torch import rope_store
@@ -46,8 +47,17 @@ _Run = Callable[[_Context], None]
 class TorchPlan:
     """A plan with its weights, ready to run."""
 
-    def __init__(self, plan: Plan, weights: WeightSource, *, max_positions: int) -> None:
+    def __init__(
+        self, plan: Plan, weights: WeightSource, *, max_positions: int, ranks: Ranks | None = None
+    ) -> None:
+        """Args:
+        plan: The whole model's, or one of `ranks`' share of it.
+        weights: What the plan reads.
+        max_positions: Tokens of the longest context.
+        ranks: Whom operations of a share exchange with.
+        """
         self._plan = plan
+        self._ranks = ranks
         self._weights = weights
         self._matrices: list[Matrix] = []
         self._tensors: dict[str, Tensor] = {}
@@ -70,6 +80,18 @@ class TorchPlan:
         """Bytes of memory that weights take."""
         tensors = sum(tensor.nbytes for tensor in (*self._tensors.values(), *self._cos, *self._sin))
         return int(tensors) + sum(matrix.num_bytes for matrix in self._matrices)
+
+    def agree(self) -> None:
+        """Keep the tiles that all ranks have proven: what they exchange are padded rows."""
+        assert self._ranks is not None
+        proven = torch.tensor([[float(size in self.row_tiles) for size in TILES]])
+        votes = torch.empty_like(proven)
+        self._ranks.sum(proven, votes)
+        everybodys = (votes[0] == self._ranks.size).tolist()
+        # Single rows are right everywhere.
+        self.row_tiles = tuple(size for size, is_kept in zip(TILES, everybodys, strict=True) if is_kept) or (
+            1,
+        )
 
     def run(self, step: TorchStep, kv: Tensor, layout: KvLayout) -> NDArray[np.float32]:
         """Run every operation and return the logits [O, vocab].
@@ -132,6 +154,9 @@ class TorchPlan:
             OpKind.SOFT_CAP: self._bind_soft_cap,
             OpKind.GATHER_ROWS: self._bind_gather_rows,
             OpKind.LOGITS: self._bind_linear,
+            OpKind.EMBED_SHARD: self._bind_embed_shard,
+            OpKind.ALL_REDUCE: self._bind_exchange,
+            OpKind.ALL_GATHER: self._bind_exchange,
         }
         return binders[op.kind](op)
 
@@ -143,6 +168,23 @@ class TorchPlan:
     def _bind_embed(self, op: Op) -> _Run:
         table, (y,) = self._tensor(op.weights[0]), op.outputs
         return lambda c: torch.index_select(table, 0, c.step.ids, out=c.slots[y])
+
+    def _bind_embed_shard(self, op: Op) -> _Run:
+        table, (y,), first = self._tensor(op.weights[0]), op.outputs, op.integer("first")
+
+        def run(c: _Context) -> None:
+            rows = c.step.ids - first
+            is_elsewhere = (rows < 0) | (rows >= len(table))
+            torch.index_select(table, 0, rows.masked_fill_(is_elsewhere, 0), out=c.slots[y])
+            c.slots[y].masked_fill_(is_elsewhere.unsqueeze(1), 0)
+
+        return run
+
+    def _bind_exchange(self, op: Op) -> _Run:
+        (x,), (y,), ranks = op.inputs, op.outputs, self._ranks
+        assert ranks is not None, "a share of a plan needs the other ranks"
+        exchange = ranks.sum if op.kind is OpKind.ALL_REDUCE else ranks.gather
+        return lambda c: exchange(c.slots[x], c.slots[y])
 
     def _bind_rms_norm(self, op: Op) -> _Run:
         weight, (x,), (y,) = self._tensor(op.weights[0]), op.inputs, op.outputs

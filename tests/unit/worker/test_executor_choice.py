@@ -267,3 +267,8 @@ def test_the_pool_on_a_gpu_is_what_a_profile_run_leaves(tmp_path: Path) -> None:
         " - 512 reserve = 8,188 MiB), at most 8 pages"
     ) in line["arithmetic"]
     assert loaded.executor.execute(warm_up_batch()).failed.tolist() == [False]
+
+
+def test_ranks_that_a_model_does_not_divide_over_are_refused_by_name(model: Path) -> None:
+    with pytest.raises(FatalError, match="--tensor-parallel-size 3: 4 query heads do not divide by 3 ranks"):
+        open_executor(config(model, tensor_parallel_size=3))

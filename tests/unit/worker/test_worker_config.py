@@ -35,6 +35,11 @@ def test_a_sim_needs_no_files() -> None:
         (["--model", "a=b", "--kv-memory-fraction", "1"], "kv_memory_fraction"),
         (["--model", "a=b", "--restart-after-s", "1"], "restart_after_s"),
         (["--model", "a=b", "--threads", "0"], "threads"),
+        (["--model", "a=b", "--tensor-parallel-size", "0"], "tensor_parallel_size"),
+        (
+            ["--model", "a=b", "--executor", "native", "--tensor-parallel-size", "2"],
+            "tensor_parallel_size 2: the native executor is one process",
+        ),
         (["--model", "a=b", "--page-size", "24"], "page_size must be one of 16, 32, 64, 128, got 24"),
     ],
 )

@@ -1,0 +1,133 @@
+"""Ranks that compute one model together, as one executor: rank 0's own share and the processes of the others.
+
+Each step goes to all ranks, each computes its share of it over its own heads' pages, which have the same
+numbers everywhere, and rank 0 draws. Knows nothing of requests, or of what is exchanged inside a step.
+"""
+
+import contextlib
+import hashlib
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from services.artifacts.artifact import ModelArtifact
+from services.domain.ids import Namespace
+from worker.engine.batch import Batch, StepResult
+from worker.executors.base import ExecutorFault, ModelProfile
+from worker.executors.ranks.local import RankExecutor, load_rank
+from worker.executors.ranks.messages import Kind, RankProfile, RankSpec, pack_batch
+from worker.executors.ranks.processes import RankLost, RankProcesses
+
+
+class GroupExecutor:
+    """`worker.executors.base.Executor` over several ranks, this process being rank 0."""
+
+    def __init__(
+        self,
+        local: RankExecutor,
+        others: RankProcesses,
+        profile: ModelProfile,
+        folder: "tempfile.TemporaryDirectory[str]",
+    ) -> None:
+        """Args:
+        local: Rank 0's share; the ranks have met.
+        others: The processes of ranks 1 and up.
+        profile: Of the whole model.
+        folder: Where the ranks met; it goes when they do.
+        """
+        self._local = local
+        self._others = others
+        self._profile = profile
+        self._folder = folder
+
+    @property
+    def profile(self) -> ModelProfile:
+        """What is loaded in all ranks, and what it costs."""
+        return self._profile
+
+    def watch(self, on_lost: Callable[[ExecutorFault], None]) -> None:
+        """Call `on_lost`, from another thread, when a rank ends; idle workers would not notice."""
+        self._others.watch(on_lost)
+
+    def allocate(self, num_pages: int) -> None:
+        """Allocate the KV memory of every rank, once, before the first step.
+
+        Raises:
+            FatalError: A rank failed or is gone.
+            ExecutorFault: This one does not have that much memory.
+        """
+        self._others.allocate(num_pages, self._local.allocate)
+
+    def execute(self, batch: Batch) -> StepResult:
+        """Run one step in every rank and draw (see `Executor.execute`).
+
+        Raises:
+            ExecutorFault: It failed here, or a rank is gone, or did not do its part in time.
+        """
+        self._others.tell(Kind.STEP, pack_batch(batch))
+        try:
+            return self._local.execute(batch)
+        except ExecutorFault as fault:
+            raise self._others.blame(fault) from fault
+
+    def close(self) -> None:
+        """Release the KV memory of every rank; the ranks live on, until `end` or the end of this process."""
+        with contextlib.suppress(RankLost):
+            self._others.tell(Kind.RELEASE)
+        self._local.close()
+
+    def end(self) -> None:
+        """End all ranks and wait for it."""
+        self._others.close()
+        self._local.leave()
+        self._folder.cleanup()
+
+
+def load_group(artifact: ModelArtifact, spec: RankSpec) -> GroupExecutor:
+    """Start the other ranks, load all shares at the same time, and let the ranks meet.
+
+    Args:
+        artifact: The model at `spec.path`.
+        spec: Rank 0's; the others' differ in their rank. Its `store` is chosen here.
+
+    Raises:
+        ArtifactError: The model cannot be read.
+        CannotShard: It does not divide over so many ranks.
+        FatalError: A rank failed or ended.
+        ExecutorFault: The ranks did not meet.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="quire-ranks-")
+    store = Path(folder.name) / "store"
+    own = replace(spec, store=str(store))
+    others = RankProcesses([replace(own, rank=rank) for rank in range(1, spec.size)])
+    try:
+        local = load_rank(own, artifact)
+        profiles = others.wait_loaded()
+        others.tell(Kind.JOIN)
+        local.join(store)
+    except BaseException:
+        others.close()
+        folder.cleanup()
+        raise
+    return GroupExecutor(local, others, _profile_of(local.profile, profiles, spec.device), folder)
+
+
+def _profile_of(own: ModelProfile, others: Sequence[RankProfile], device: str) -> ModelProfile:
+    """Return the group's profile: its bits are those of all ranks, in their order and number."""
+    size = len(others) + 1
+    # Ranks on one host share its memory; each GPU has its own.
+    page_bytes = own.page_bytes * (size if device == "cpu" else 1)
+    return replace(
+        own,
+        namespace=Namespace(_digest(own.namespace, *(rank.namespace for rank in others))),
+        numerics=_digest(own.numerics, *(rank.numerics for rank in others)),
+        page_bytes=page_bytes,
+        weight_bytes=own.weight_bytes + sum(rank.weight_bytes for rank in others),
+    )
+
+
+def _digest(*ranks: str) -> str:
+    """Return a digest of what all ranks have, which names how many there are."""
+    text = "\0".join(("ranks", str(len(ranks)), *ranks))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,0 +1,178 @@
+"""What rank 0 and the other ranks tell each other: frames on a socket, numbers and JSON, nothing that is run.
+
+Knows batches as arrays; knows nothing of how a step is computed. How rows are drawn from is not sent: rank 0
+alone draws.
+"""
+
+import json
+import socket
+import struct
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from worker.engine.batch import Batch
+
+_HEADER = struct.Struct("<BQ")
+_COUNTS = struct.Struct("<4I")
+
+
+class Kind(IntEnum):
+    """What a frame holds."""
+
+    SPEC = 1
+    """JSON of a `RankSpec`, to a rank that was just started."""
+    LOADED = 2
+    """JSON of a `RankProfile`, from a rank that has read its weights."""
+    FAILED = 3
+    """JSON of a text, from a rank that cannot go on."""
+    JOIN = 4
+    """Meet the others now."""
+    ALLOCATE = 5
+    """JSON of a number of pages."""
+    ALLOCATED = 6
+    """From a rank whose pages are there."""
+    STEP = 7
+    """A batch."""
+    RELEASE = 8
+    """Drop the KV memory; it may be allocated anew."""
+
+
+class Closed(Exception):
+    """The other side is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSpec:
+    """What one rank is to be."""
+
+    executor: str
+    """`torch` or `triton`."""
+    device: str
+    """`cpu` or `cuda`; there rank n takes device n."""
+    path: str
+    """The model's folder or GGUF file."""
+    model_name: str
+    rank: int
+    size: int
+    page_size: int
+    kv_format: str | None
+    """Of the KV memory; None is the executor's own choice."""
+    num_threads: int | None
+    store: str
+    """The file at which ranks meet."""
+    limit_s: float
+    """Seconds that a rank waits for another inside a step."""
+
+    @classmethod
+    def from_json(cls, body: bytes | bytearray) -> "RankSpec":
+        """Return what `send_json` sent."""
+        return cls(**json.loads(body))
+
+
+@dataclass(frozen=True, slots=True)
+class RankProfile:
+    """What a rank has loaded."""
+
+    numerics: str
+    namespace: str
+    page_bytes: int
+    weight_bytes: int
+
+    @classmethod
+    def from_json(cls, body: bytes | bytearray) -> "RankProfile":
+        """Return what `send_json` sent."""
+        return cls(**json.loads(body))
+
+
+class Channel:
+    """One end of the connection between rank 0 and another rank."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def send(self, kind: Kind, body: bytes = b"", *, limit_s: float | None = None) -> None:
+        """Send a frame.
+
+        Raises:
+            Closed: Nobody reads, or not within `limit_s`.
+        """
+        try:
+            self._connection.settimeout(limit_s)
+            self._connection.sendall(_HEADER.pack(kind, len(body)) + body)
+        except OSError as exc:
+            raise Closed from exc
+
+    def send_json(self, kind: Kind, value: Any, *, limit_s: float | None = None) -> None:
+        """Send a value, or a dataclass as an object (see `send`)."""
+        plain = asdict(value) if isinstance(value, (RankSpec, RankProfile)) else value
+        self.send(kind, json.dumps(plain).encode(), limit_s=limit_s)
+
+    def receive(self, *, limit_s: float | None = None) -> tuple[Kind, bytearray]:
+        """Wait for a frame.
+
+        Raises:
+            Closed: The other side is gone.
+            TimeoutError: None came within `limit_s`.
+        """
+        self._connection.settimeout(limit_s)
+        kind, length = _HEADER.unpack(self._read(_HEADER.size))
+        return Kind(kind), self._read(length)
+
+    def close(self) -> None:
+        """End the connection; the other side's `receive` and `send` raise `Closed`."""
+        self._connection.close()
+
+    def _read(self, length: int) -> bytearray:
+        body = bytearray(length)
+        rest = memoryview(body)
+        while rest:
+            try:
+                count = self._connection.recv_into(rest)
+            except TimeoutError:
+                raise
+            except OSError as exc:
+                raise Closed from exc
+            if not count:
+                raise Closed
+            rest = rest[count:]
+        return body
+
+
+def pack_batch(batch: Batch) -> bytes:
+    """Return the arrays of a batch as bytes, little-endian; its rows of sampling stay here."""
+    counts = _COUNTS.pack(len(batch.ids), *batch.page_table.shape, len(batch.out_rows))
+    arrays = (
+        batch.ids,
+        batch.positions,
+        batch.query_start,
+        batch.context_len,
+        batch.page_table,
+        batch.out_rows,
+    )
+    return counts + b"".join(np.ascontiguousarray(array, "<i4").tobytes() for array in arrays)
+
+
+def unpack_batch(body: bytearray) -> Batch:
+    """Return the batch that `pack_batch` packed, over the same memory, with nothing to draw."""
+    tokens, sequences, width, outputs = _COUNTS.unpack_from(body)
+    shapes = ((tokens,), (tokens,), (sequences + 1,), (sequences,), (sequences, width), (outputs,))
+    numbers = np.frombuffer(body, "<i4", offset=_COUNTS.size)
+    arrays = []
+    start = 0
+    for shape in shapes:
+        arrays.append(numbers[start : start + prod(shape)].reshape(shape))
+        start += prod(shape)
+    ids, positions, query_start, context_len, page_table, out_rows = arrays
+    return Batch(
+        ids=ids,
+        positions=positions,
+        query_start=query_start,
+        context_len=context_len,
+        page_table=page_table,
+        out_rows=out_rows,
+        sampling=(),
+    )
