@@ -39,9 +39,18 @@ class Fitted:
 
 
 async def fit(
-    request: GenerationRequest, tenant: Tenant, salts: Salts, models: ModelBook, encoder: PromptEncoder
+    request: GenerationRequest,
+    tenant: Tenant,
+    salts: Salts,
+    models: ModelBook,
+    encoder: PromptEncoder,
+    *,
+    budget_step: Step = Step.NONE,
 ) -> Fitted:
     """Fit a request to the model that its tenant means, or while that is overloaded to a smaller one.
+
+    Args:
+        budget_step: How far its tenant's budgets let it degrade, if that is further than its band has.
 
     Raises:
         ServeError: A field is out of range, the prompt cannot fit, or nobody serves the model.
@@ -51,7 +60,7 @@ async def fit(
     options = check(request, tenant, model.profile, seed)
     step = model.state.steps.get(options.band, Step.NONE)
     held = unheld(step, model.state.batch_wait_s)
-    relief = relief_of(tenant.degradation, step, model.local.name)
+    relief = relief_of(tenant.degradation, max(step, budget_step), model.local.name)
     if relief.smaller_model is not None:
         try:
             smaller = models.find(relief.smaller_model)

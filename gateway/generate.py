@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from gateway.accounts import Run, billed, cost_of, ending_of, outcome_of, page_ms_of, receipt_of
+from gateway.budget_pressure import BudgetPressure
 from gateway.budget_watch import BudgetWatch
 from gateway.charge import Charge
 from gateway.core.auth import Authenticator
@@ -72,6 +73,7 @@ class Generate:
     table: LiveTable
     metrics: GatewayMetrics
     budget_watch: BudgetWatch
+    budget_pressure: BudgetPressure
     settings: GenerateSettings = field(default_factory=GenerateSettings)
     is_draining: bool = False
     """Admit nothing more."""
@@ -184,11 +186,13 @@ class Generate:
         request, tenant = run.request, run.live.tenant
         own = self.auth.salt_of(tenant.id, "")
         blocks = self.auth.salt_of(tenant.id, request.cache_salt) if request.cache_salt else own
-        fitted = await fit(request, tenant, Salts(blocks=blocks, tenant=own), self.models, self.encoder)
+        budget_step = await self.budget_pressure.step_of(caller, tenant)
+        salts = Salts(blocks=blocks, tenant=own)
+        fitted = await fit(request, tenant, salts, self.models, self.encoder, budget_step=budget_step)
         run.model = fitted.model.local.name
         num_tokens = len(fitted.prompt.ids)
         request_class = class_of(request, tenant, num_tokens, self.settings.long_from_tokens)
-        plan = make_plan(run, fitted, salt=blocks, request_class=request_class)
+        plan = make_plan(run, fitted, salt=blocks, request_class=request_class, budget_step=budget_step)
         # The quota is reserved while the scheduler looks for a place, and no work begins before it is. A
         # tenant that was refused last time is asked first, so that refusals cost the scheduler nothing.
         charge = self._charge(run, caller, fitted, request_class)
@@ -229,6 +233,7 @@ class Generate:
         charge.is_admitted = True
         self.doubtful.discard(live.tenant.id)
         run.span.add_event("reserved")
+        self.budget_pressure.told(live.tenant, standing)
         if standing.warnings:
             account = charge.reservation.account
             self.budget_watch.warned(account.organisation, account.tenant, standing.warnings)

@@ -12,6 +12,7 @@ from gateway.core.output_cap import OutputCap
 from gateway.core.prompt_echo import PromptEcho
 from gateway.fitting import Fitted
 from gateway.places import Plan
+from services.domain.degradation import Step
 from services.domain.generation import RequestClass
 from services.domain.ids import RequestKey
 from services.rpc.gateway_values import Acquisition, Submission
@@ -23,6 +24,7 @@ def make_plan(
     *,
     salt: bytes,
     request_class: RequestClass,
+    budget_step: Step,
 ) -> Plan:
     """Say what a fitted request asks of scheduler and worker, from now on."""
     request, live = run.request, run.live
@@ -51,6 +53,7 @@ def make_plan(
             cache_opt_out=request.cache_opt_out or is_scored,
             traceparent=run.traceparent,
             prompt_digest=prompt.digest,
+            budget_step=budget_step,
         ),
         submission=Submission(
             tenant=live.tenant.id,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gateway.core.auth import Authenticator
 from gateway.core.request import Caller
-from gateway.core.standing import ScopeState, is_told, standing_of
+from gateway.core.standing import ScopeState, Standing, is_told, standing_of
 from gateway.stores.quota import QuotaStore, ScopeUse
 from services.domain.errors import BadCredential, DependencyDown
 
@@ -22,15 +22,19 @@ class Standings:
     quota: QuotaStore
 
     async def of(self, caller: Caller) -> Mapping[str, str]:
-        """Return the headers (metadata) that tell how `caller` stands now, as its tenant, parents and key."""
+        """Return the headers (metadata) that tell how `caller` stands now."""
+        return (await self.standing(caller)).headers
+
+    async def standing(self, caller: Caller) -> Standing:
+        """Return how `caller` stands now, as its tenant, parents and key."""
         try:
             account = self.auth.account_of(caller)
             if not any(is_told(scope.limits) for scope in account.scopes):
-                return {}
+                return Standing(soft_spent=0.0)
             uses = await self.quota.use(account)
         except (BadCredential, DependencyDown):
-            return {}
-        return standing_of(account, states_of(uses)).headers
+            return Standing()
+        return standing_of(account, states_of(uses))
 
 
 def states_of(uses: Sequence[ScopeUse]) -> list[ScopeState]:

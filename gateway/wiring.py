@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from gateway.budget_pressure import BudgetPressure
 from gateway.budget_watch import BudgetWatch
 from gateway.budgets import Budgets
 from gateway.core.auth import Authenticator
@@ -118,6 +119,7 @@ def build_parts(
     table = LiveTable(max_live)
     store = OutagePolicy(quota)
     budgets = Budgets(table)
+    standings = Standings(auth=auth, quota=quota)
     settler = Settler(store, budgets.running, budgets.enforce)
     generate = Generate(
         auth=auth,
@@ -131,6 +133,7 @@ def build_parts(
         table=table,
         metrics=gateway_metrics,
         budget_watch=BudgetWatch(metrics),
+        budget_pressure=BudgetPressure(standings, metrics),
         settings=settings,
     )
     queries = Queries(
@@ -141,7 +144,7 @@ def build_parts(
         settler=settler,
         quota=quota,
         usage=UsageReports(tenants, quota, time.time),
-        standings=Standings(auth=auth, quota=quota),
+        standings=standings,
     )
     host.spawn(scheduler.run(), name="scheduler-link")
     host.spawn(settler.run(), name="settler")

@@ -26,6 +26,7 @@ from scheduler.core.share_queue import FairRules
 from scheduler.core.tenant_table import TenantRow
 from services.domain.block_hash import DIGEST_BYTES
 from services.domain.capacity import Capacity
+from services.domain.degradation import Step
 from services.domain.errors import InvalidField, ServeError
 from services.domain.generation import MAX_CHOICES, Band, RequestClass
 from services.domain.ids import BlockHash, Epoch, Namespace, TenantId, WorkerId
@@ -33,6 +34,7 @@ from services.rpc import convert
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-3, 1e6
 """Bounds of a tenant's weight."""
+_STEPS: dict[int, Step] = {step.value: step for step in Step}
 
 
 def read_acquire(message: pb.Acquire) -> Acquire | ServeError:
@@ -75,6 +77,8 @@ def read_acquire(message: pb.Acquire) -> Acquire | ServeError:
         cache_opt_out=message.cache_opt_out,
         traceparent=message.traceparent,
         weight=weight,
+        # Only shown: one that is not known yet here is none.
+        budget_step=_STEPS.get(message.budget_step, Step.NONE),
     )
 
 
@@ -200,6 +204,7 @@ def tenants(rows: Iterable[TenantRow]) -> list[pb.TenantState]:
             cached_tokens=row.use.cached,
             output_tokens=row.use.output,
             service=rules.cost(row.use),
+            budget_step=cast(types_pb2.DegradationStep, row.budget_step.value),
         )
         for row in rows
     ]

@@ -38,7 +38,7 @@ class Started:
     seed: int
     cut_tokens: int
     degraded: tuple[Degraded, ...] = ()
-    """What it gets less of than it asked for, because the service is overloaded."""
+    """What it gets less of than it asked for, because the service is overloaded or a soft budget is spent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from services.domain.limits import Account, Limits, Rate
+from services.domain.limits import Account, Limits, Rate, ScopeKind
 
 WARNING_HEADER = "x-quire-budget-warning"
 
@@ -45,6 +45,9 @@ class Standing:
 
     headers: Mapping[str, str] = field(default_factory=dict)
     warnings: Sequence[BudgetWarning] = ()
+    soft_spent: float | None = None
+    """Part that is spent of the fullest soft budget of tenant and parents, 0 where there is none; None: the
+    store did not say."""
 
 
 def standing_of(account: Account, states: Sequence[ScopeState]) -> Standing:
@@ -60,7 +63,14 @@ def standing_of(account: Account, states: Sequence[ScopeState]) -> Standing:
     ]
     if warnings:
         headers[WARNING_HEADER] = "; ".join(map(str, warnings))
-    return Standing(headers, warnings)
+    own = (ScopeKind.TENANT, ScopeKind.PARENT)
+    soft = [
+        part
+        for scope, state in zip(account.scopes, states, strict=True)
+        if scope.kind in own
+        for part in _soft_parts(scope.limits, state)
+    ]
+    return Standing(headers, warnings, max(soft, default=0.0))
 
 
 def is_told(limits: Limits) -> bool:
@@ -87,6 +97,11 @@ def _tell(headers: dict[str, str], kind: str, rates: Sequence[tuple[Rate | None,
     headers[f"x-ratelimit-limit-{kind}"] = str(capacity)
     headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, math.floor(left)))
     headers[f"x-ratelimit-reset-{kind}"] = duration(max(0.0, capacity - left) * 60 / per_minute)
+
+
+def _soft_parts(limits: Limits, state: ScopeState) -> list[float]:
+    budgets = ((limits.daily, state.day_spent), (limits.monthly, state.month_spent))
+    return [spent / budget.tokens for budget, spent in budgets if budget is not None and not budget.hard]
 
 
 def _warnings(scope: str, limits: Limits, state: ScopeState) -> list[BudgetWarning]:

@@ -6,6 +6,7 @@ Knows no prompt: only its length and the names of its blocks. Times are absolute
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from services.domain.degradation import Step
 from services.domain.generation import Band, Limits, RequestClass
 from services.domain.ids import BlockHash, Epoch, GatewayId, RequestKey, TenantId, WorkerId
 from services.domain.miss_reason import MissReason
@@ -42,6 +43,8 @@ class Acquire:
     traceparent: str = ""
     weight: float = 1.0
     """The tenant's share relative to others'."""
+    budget_step: Step = Step.NONE
+    """How far the tenant's spent budgets alone let it degrade; the gateway acts on it."""
 
 
 @dataclass(frozen=True, slots=True)

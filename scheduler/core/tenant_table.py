@@ -6,6 +6,7 @@ Knows no order, no worker and no time; charges nobody. Counts of use begin with 
 from collections.abc import Iterator
 
 from scheduler.core.request import Acquire, TenantUse
+from services.domain.degradation import Step
 from services.domain.generation import Band
 from services.domain.ids import TenantId
 
@@ -16,13 +17,14 @@ MAX_ROWS = 10_000
 class TenantRow:
     """One tenant."""
 
-    __slots__ = ("band", "tenant", "use", "waiting", "waiting_tokens", "weight")
+    __slots__ = ("band", "budget_step", "tenant", "use", "waiting", "waiting_tokens", "weight")
 
     def __init__(self, tenant: TenantId) -> None:
         self.tenant = tenant
         self.band: Band | None = None
         """Of its last request; None: it made none in this term."""
         self.weight = 1.0
+        self.budget_step = Step.NONE
         self.waiting: dict[tuple[str, Band], int] = {}
         """Requests by model and band; none is 0."""
         self.waiting_tokens = 0
@@ -53,7 +55,7 @@ class TenantTable:
     def came(self, acquire: Acquire) -> None:
         """A request waits."""
         row = self._row(acquire.tenant)
-        row.band, row.weight = acquire.band, acquire.weight
+        row.band, row.weight, row.budget_step = acquire.band, acquire.weight, acquire.budget_step
         where = acquire.model, acquire.band
         row.waiting[where] = row.waiting.get(where, 0) + 1
         row.waiting_tokens += acquire.num_prompt_tokens

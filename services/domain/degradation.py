@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class Step(IntEnum):
-    """How far a band of one model has climbed; a step holds all the steps below it."""
+    """How far a band of one model has climbed, or a tenant by its budget; a step holds all those below it."""
 
     NONE = 0
     BATCH_WAIT = 1
@@ -36,6 +36,9 @@ class Degradation:
     """Length that a prompt is cut to."""
     smaller_models: Mapping[str, str] = field(default_factory=dict)
     """What serves a model's requests instead of it."""
+    budget_at: float | None = None
+    """Part of a soft budget, 1.0 for all of it, from which its requests get less although nothing is
+    overloaded; None: budgets only warn."""
 
 
 @dataclass(frozen=True, slots=True)

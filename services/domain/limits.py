@@ -30,7 +30,7 @@ class Budget:
 
     tokens: int
     hard: bool = True
-    """Hard refuses new work and stops streams; soft only warns."""
+    """Hard refuses new work and stops streams; soft warns, and degrades where its tenant agreed."""
     warn_at: float = 0.8
     """The share from which answers carry a warning."""
 

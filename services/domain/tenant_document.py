@@ -103,6 +103,7 @@ _TENANT: dict[str, Reader] = {
             "cap_output_tokens": a_whole(1, 10**9),
             "cut_prompt_tokens": a_whole(1, 10**9),
             "smaller_models": map_of(a_text(128, least=1), a_text(128, least=1)),
+            "budget_at": a_number(0.01, 100.0),
         },
     ),
     "outage_allowance": a_table(

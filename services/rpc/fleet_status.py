@@ -82,7 +82,7 @@ class TenantStatus:
     service: float
     """As fairness counts it."""
     degraded: tuple[str, ...]
-    """How far its band has degraded, as `model: step`."""
+    """How far its band has degraded, as `model: step`, and its budgets let it, as `budget: step`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +146,9 @@ async def _queue_answer(address: str, tls: Tls | None, *, tenants: bool) -> Any 
 
 
 def _tenant_of(one: scheduler_pb2.TenantState, models: Iterable[scheduler_pb2.ModelState]) -> TenantStatus:
+    steps = [(model.name, each.step) for model in models for each in model.steps if each.band == one.band]
+    if one.budget_step:
+        steps.append(("budget", one.budget_step))
     return TenantStatus(
         tenant=one.tenant,
         band=Band(one.band).name.lower() if one.band else "",
@@ -156,12 +159,7 @@ def _tenant_of(one: scheduler_pb2.TenantState, models: Iterable[scheduler_pb2.Mo
         cached_tokens=one.cached_tokens,
         output_tokens=one.output_tokens,
         service=one.service,
-        degraded=tuple(
-            f"{model.name}: {Step(of_band.step).name.lower()}"
-            for model in models
-            for of_band in model.steps
-            if of_band.band == one.band
-        ),
+        degraded=tuple(f"{name}: {Step(step).name.lower()}" for name, step in steps),
     )
 
 

@@ -37,6 +37,7 @@ def acquire_to_pb(one: Acquisition) -> scheduler_pb2.Acquire:
         cache_opt_out=one.cache_opt_out,
         traceparent=one.traceparent,
         weight=one.weight,
+        budget_step=cast(types_pb2.DegradationStep, one.budget_step.value),
     )
 
 

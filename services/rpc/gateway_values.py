@@ -65,6 +65,8 @@ class Acquisition:
     traceparent: str = ""
     weight: float = 1.0
     """The tenant's share relative to others'."""
+    budget_step: Step = Step.NONE
+    """How far the tenant's spent budgets alone let it degrade."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,11 @@ from protos.types.v1 import types_pb2
 from services.domain.degradation import Degradation, Degraded, Step, degraded_of
 from services.domain.errors import ErrorDetail, Overloaded
 from services.domain.ids import RequestId
+from services.domain.limits import Budget, Limits
 from tests.fakes import gateway_rig
 from tests.fakes.gateway_rig import ACME, ACME_KEY, Answer, Rig, a_request, generate
 from tests.fakes.http_rig import KEY, HttpRig, http_rig
+from tests.fakes.quota_memory import MemoryQuota
 from tests.fakes.worker_server import says
 
 POLICY = Degradation(cap_output_tokens=12, cut_prompt_tokens=8, smaller_models={"tiny": "absent"})
@@ -134,3 +136,31 @@ async def kept(rig: Rig, request_id: str, degraded: Degraded) -> None:
     failed = await rig.parts.queries.request(Caller(tenant=ACME.id, key_id=""), RequestId(request_id))
     assert isinstance(failed, Failed)
     assert degraded_of(failed.metadata) == degraded
+
+
+async def test_a_spent_soft_budget_degrades_whoever_agreed_and_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Answers of 43 tokens to prompts of 6, until 100 of the day are spent: then they are capped."""
+    limits = Limits(daily=Budget(tokens=100, hard=False))
+    policy = Degradation(cap_output_tokens=12, budget_at=1.0)
+    agreed = dataclasses.replace(ACME, limits=limits, degradation=policy)
+    local = dataclasses.replace(LOCAL_TENANT, limits=limits)
+    monkeypatch.setattr(gateway_rig, "TENANTS", (local, agreed))
+    noon = 1.5 * 86_400  # It stays noon: no day ends while this runs.
+    async with gateway_rig.gateway_rig(quota=MemoryQuota(lambda: noon)) as rig:
+        rig.worker.script = says(ANSWER)
+        answers = []
+        for _ in range(5):
+            answers.append(await generate(rig, metadata=ACME_KEY, max_output_tokens=100))
+            await rig.settled()
+        felt = [(types_pb2.DEGRADATION_STEP_CAP_OUTPUT, "100", "12")]
+        assert [told(one) for one in answers[:3]] == [[], [], []], "98 are spent before the third"
+        assert told(answers[4]) == felt, "the fourth told this gateway of 147"
+        assert rig.scheduler.acquired[-1].budget_step == types_pb2.DEGRADATION_STEP_SMALLER_MODEL
+        assert rig.metric("quire_budget_degraded_tenants", step="cap_output") == 0, "far over: all the way"
+        assert rig.metric("quire_budget_degraded_tenants", step="smaller_model") == 1
+        for _ in range(5):
+            control = await generate(rig, max_output_tokens=100)
+            await rig.settled()
+            assert (control.text(), told(control)) == (ANSWER, [])

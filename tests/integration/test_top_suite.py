@@ -44,7 +44,8 @@ async def test_it_shows_what_each_tenant_gets_beside_what_its_weight_would_give(
         worker = await FakeWorker(running.channel).connect()
         gateway = await FakeGateway(running.channel).connect()
         gateway.acquire(pb_acquire("a", tenant="one", weight=1.0, tokens=40))
-        gateway.acquire(pb_acquire("b", tenant="other", weight=3.0))
+        over_budget = {"budget_step": types_pb2.DEGRADATION_STEP_CAP_OUTPUT}
+        gateway.acquire(pb_acquire("b", tenant="other", weight=3.0, **over_budget))
         gateway.acquire(pb_acquire("c", tenant="last", band=types_pb2.BAND_BATCH))
         await gateway.until(lambda g: any(model.steps for told in g.heard["models"] for model in told.models))
         holder = kv_peers.RawWorker(kvmanager.stub)
@@ -71,7 +72,7 @@ async def test_it_shows_what_each_tenant_gets_beside_what_its_weight_would_give(
         assert (one.band, one.fair_share, other.fair_share) == ("standard", 0.25, 0.75)
         assert (one.share, other.share) == (0.25, 0.75), "100 + 5 + 20 of service beside 375"
         assert (last.share, last.fair_share) == (None, 1.0), "nobody of its band was served, it alone waits"
-        assert one.degraded == ()
+        assert (one.degraded, other.degraded) == ((), ("budget: cap_output",))
         assert last.degraded[0].startswith("m: ")
         assert [each.tenant for each in now.tenants] == ["other", "one", "last"]
         await holder.leave()

@@ -145,7 +145,7 @@ class Tenant(_message.Message):
     def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., parent: _Optional[str] = ..., band: _Optional[_Union[_types_pb2.Band, str]] = ..., weight: _Optional[float] = ..., max_concurrency: _Optional[int] = ..., requests_per_minute: _Optional[_Union[Rate, _Mapping]] = ..., tokens_per_minute: _Optional[_Union[Rate, _Mapping]] = ..., prompt_tokens_per_minute: _Optional[_Union[Rate, _Mapping]] = ..., output_tokens_per_minute: _Optional[_Union[Rate, _Mapping]] = ..., daily: _Optional[_Union[Budget, _Mapping]] = ..., monthly: _Optional[_Union[Budget, _Mapping]] = ..., utc_offset_minutes: _Optional[int] = ..., long_from_tokens: _Optional[int] = ..., short_class: _Optional[_Union[Limits, _Mapping]] = ..., long_class: _Optional[_Union[Limits, _Mapping]] = ..., model_limits: _Optional[_Mapping[str, Limits]] = ..., default_max_output_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., max_prompt_tokens: _Optional[int] = ..., models: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Mapping[str, str]] = ..., kv_pages: _Optional[int] = ..., prices: _Optional[_Union[Prices, _Mapping]] = ..., outage_allowance: _Optional[_Union[OutageAllowance, _Mapping]] = ..., certificates: _Optional[_Iterable[str]] = ..., degradation: _Optional[_Union[Degradation, _Mapping]] = ...) -> None: ...
 
 class Degradation(_message.Message):
-    __slots__ = ("cap_output_tokens", "cut_prompt_tokens", "smaller_models")
+    __slots__ = ("cap_output_tokens", "cut_prompt_tokens", "smaller_models", "budget_at")
     class SmallerModelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -156,10 +156,12 @@ class Degradation(_message.Message):
     CAP_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CUT_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SMALLER_MODELS_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_AT_FIELD_NUMBER: _ClassVar[int]
     cap_output_tokens: int
     cut_prompt_tokens: int
     smaller_models: _containers.ScalarMap[str, str]
-    def __init__(self, cap_output_tokens: _Optional[int] = ..., cut_prompt_tokens: _Optional[int] = ..., smaller_models: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    budget_at: float
+    def __init__(self, cap_output_tokens: _Optional[int] = ..., cut_prompt_tokens: _Optional[int] = ..., smaller_models: _Optional[_Mapping[str, str]] = ..., budget_at: _Optional[float] = ...) -> None: ...
 
 class OutageAllowance(_message.Message):
     __slots__ = ("max_concurrency", "tokens")

@@ -40,7 +40,7 @@ class GatewayHello(_message.Message):
     def __init__(self, peer: _Optional[_Union[_types_pb2.Peer, _Mapping]] = ..., waiting: _Optional[_Iterable[_Union[Acquire, _Mapping]]] = ...) -> None: ...
 
 class Acquire(_message.Message):
-    __slots__ = ("key", "tenant", "band", "request_class", "model", "num_prompt_tokens", "max_output_tokens", "n", "block_hashes", "limits", "waited_ms", "avoid", "own_salt", "cache_opt_out", "traceparent", "weight", "prompt_digest", "avoid_epochs")
+    __slots__ = ("key", "tenant", "band", "request_class", "model", "num_prompt_tokens", "max_output_tokens", "n", "block_hashes", "limits", "waited_ms", "avoid", "own_salt", "cache_opt_out", "traceparent", "weight", "prompt_digest", "avoid_epochs", "budget_step")
     KEY_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     BAND_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +59,7 @@ class Acquire(_message.Message):
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     AVOID_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_STEP_FIELD_NUMBER: _ClassVar[int]
     key: _types_pb2.RequestKey
     tenant: str
     band: _types_pb2.Band
@@ -77,7 +78,8 @@ class Acquire(_message.Message):
     weight: float
     prompt_digest: bytes
     avoid_epochs: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, key: _Optional[_Union[_types_pb2.RequestKey, _Mapping]] = ..., tenant: _Optional[str] = ..., band: _Optional[_Union[_types_pb2.Band, str]] = ..., request_class: _Optional[_Union[_types_pb2.RequestClass, str]] = ..., model: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., n: _Optional[int] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., waited_ms: _Optional[int] = ..., avoid: _Optional[_Iterable[str]] = ..., own_salt: _Optional[bool] = ..., cache_opt_out: _Optional[bool] = ..., traceparent: _Optional[str] = ..., weight: _Optional[float] = ..., prompt_digest: _Optional[bytes] = ..., avoid_epochs: _Optional[_Iterable[int]] = ...) -> None: ...
+    budget_step: _types_pb2.DegradationStep
+    def __init__(self, key: _Optional[_Union[_types_pb2.RequestKey, _Mapping]] = ..., tenant: _Optional[str] = ..., band: _Optional[_Union[_types_pb2.Band, str]] = ..., request_class: _Optional[_Union[_types_pb2.RequestClass, str]] = ..., model: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., n: _Optional[int] = ..., block_hashes: _Optional[_Iterable[bytes]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., waited_ms: _Optional[int] = ..., avoid: _Optional[_Iterable[str]] = ..., own_salt: _Optional[bool] = ..., cache_opt_out: _Optional[bool] = ..., traceparent: _Optional[str] = ..., weight: _Optional[float] = ..., prompt_digest: _Optional[bytes] = ..., avoid_epochs: _Optional[_Iterable[int]] = ..., budget_step: _Optional[_Union[_types_pb2.DegradationStep, str]] = ...) -> None: ...
 
 class Abandon(_message.Message):
     __slots__ = ("key", "seq")
@@ -377,7 +379,7 @@ class GetStatusResponse(_message.Message):
     def __init__(self, term: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., oldest_wait_ms: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., gateways: _Optional[_Iterable[_Union[GatewayState, _Mapping]]] = ..., placed_total: _Optional[int] = ..., rejected_total: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[BandQueue, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., quarantine: _Optional[_Iterable[_Union[QuarantinedPrompt, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantState, _Mapping]]] = ...) -> None: ...
 
 class TenantState(_message.Message):
-    __slots__ = ("tenant", "weight", "band", "waiting", "waiting_tokens", "uncached_tokens", "cached_tokens", "output_tokens", "service")
+    __slots__ = ("tenant", "weight", "band", "waiting", "waiting_tokens", "uncached_tokens", "cached_tokens", "output_tokens", "service", "budget_step")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     BAND_FIELD_NUMBER: _ClassVar[int]
@@ -387,6 +389,7 @@ class TenantState(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SERVICE_FIELD_NUMBER: _ClassVar[int]
+    BUDGET_STEP_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     weight: float
     band: _types_pb2.Band
@@ -396,7 +399,8 @@ class TenantState(_message.Message):
     cached_tokens: int
     output_tokens: int
     service: float
-    def __init__(self, tenant: _Optional[str] = ..., weight: _Optional[float] = ..., band: _Optional[_Union[_types_pb2.Band, str]] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., service: _Optional[float] = ...) -> None: ...
+    budget_step: _types_pb2.DegradationStep
+    def __init__(self, tenant: _Optional[str] = ..., weight: _Optional[float] = ..., band: _Optional[_Union[_types_pb2.Band, str]] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., uncached_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., service: _Optional[float] = ..., budget_step: _Optional[_Union[_types_pb2.DegradationStep, str]] = ...) -> None: ...
 
 class BandQueue(_message.Message):
     __slots__ = ("band", "request_class", "model", "waiting")

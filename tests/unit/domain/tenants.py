@@ -62,6 +62,7 @@ tenants = st.builds(
         Degradation,
         cap_output_tokens=st.none() | counts,
         cut_prompt_tokens=st.none() | counts,
+        budget_at=st.none() | st.floats(0.01, 100),
     ),
     outage_allowance=st.none() | st.builds(Allowance, max_concurrency=counts, tokens=tokens),
 )
