@@ -1,8 +1,9 @@
 """What a worker's own work on a step costs, by part: `python -m bench.step`.
 
-Decoding sequences in one process and one thread over a sim that does not sleep: plan, build the batch, draw,
-apply, split by gateway, write the message, count. CPU-microseconds per row, medians over repeats; no threads,
-streams or event loop, whose cost `bench.overhead` shows.
+Decoding sequences in one process and one thread over a sim that does not sleep: draw, take in, plan on, build
+the batch, tell, split by gateway, write the message, count. The device waits for `take in`, `plan on` and
+`batch` alone; what follows is done while the next step computes. CPU-microseconds per row, medians over
+repeats; no threads, streams or event loop, whose cost `bench.overhead` shows.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from worker.gateway_step import SessionId, handle_in, split
 from worker.service import _numbered
 from worker.telemetry import StepMetrics
 
-PARTS = ("plan", "batch", "draw", "apply", "split", "message", "metrics")
+PARTS = ("draw", "take in", "plan on", "batch", "tell", "split", "message", "metrics")
 
 
 def measure(num_rows: int, num_steps: int, num_gateways: int, pause_s: float = 0.0) -> list[float]:
@@ -44,16 +45,25 @@ def measure(num_rows: int, num_steps: int, num_gateways: int, pause_s: float = 0
         scheduler.post(_submit(index, num_steps + 8, SessionId(1 + index % num_gateways)))
     spent = [0.0] * len(PARTS)
     clock = time.thread_time
-    for step in range(num_steps + 3):
+    # The first steps start the sequences and prefill.
+    for step in range(3):
+        plan = scheduler.plan(float(step))
+        scheduler.apply(plan, executor.execute(build_batch(plan)), float(step))
+    plan = scheduler.plan(3.0)
+    batch = build_batch(plan)
+    for step in range(3, num_steps + 3):
         time.sleep(pause_s)
         marks = [clock()]
-        plan = scheduler.plan(float(step))
-        marks.append(clock())
-        batch = build_batch(plan)
-        marks.append(clock())
         result = executor.execute(batch)
         marks.append(clock())
-        outputs = scheduler.apply(plan, result, float(step), 0.01)
+        scheduler.take_in(plan, result, float(step))
+        marks.append(clock())
+        planned = scheduler.plan_on(float(step))
+        assert planned is not None, "nobody starts or ends any more"
+        marks.append(clock())
+        batch = build_batch(planned)
+        marks.append(clock())
+        outputs = scheduler.tell(plan, float(step), 0.01)
         marks.append(clock())
         parts = split(outputs)
         marks.append(clock())
@@ -62,9 +72,8 @@ def measure(num_rows: int, num_steps: int, num_gateways: int, pause_s: float = 0
         marks.append(clock())
         metrics.on_step(outputs)
         marks.append(clock())
-        # The first steps start the sequences and prefill.
-        if step >= 3:
-            spent = [sum(part) for part in zip(spent, map(sub, marks[1:], marks), strict=True)]
+        plan = planned
+        spent = [sum(part) for part in zip(spent, map(sub, marks[1:], marks), strict=True)]
     return spent
 
 

@@ -1,18 +1,22 @@
-"""The worker's heartbeat: one plain thread that plans, executes and applies steps.
+"""The worker's heartbeat: one plain thread that plans, executes and takes in steps.
 
 The only thread that touches the engine. Commands come in through `post` from any thread; everything goes out
-through one callback, called in this thread, once per step. Knows nothing of asyncio, streams or devices.
+through one callback, called in this thread, once per step: of a step that another one follows while that one
+computes, so that neither its outputs nor whoever they wake hold the device up. Knows nothing of asyncio,
+streams or devices.
 """
 
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from math import inf
 
 from worker.engine.batch_builder import build_batch
-from worker.engine.commands import Command
+from worker.engine.commands import Command, SnapshotKv
 from worker.engine.outputs import StepOutputs
+from worker.engine.step_plan import StepPlan
 from worker.engine.step_scheduler import StepScheduler
 from worker.executors.base import Executor
 
@@ -30,7 +34,7 @@ class StepLoop:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Args:
-        on_step: Given the outputs of each step that has any; the first one comes at once.
+        on_step: Given the outputs of each step that has any, in order; the first one comes at once.
         on_fault: Given what ended the loop, unless `stop` did. All live requests are lost.
         """
         self._scheduler = scheduler
@@ -43,6 +47,10 @@ class StepLoop:
         self._is_stopping = False
         self._may_go_on = True
         """The last step computed something, so the next plan may differ without any command."""
+        self._planned: StepPlan | None = None
+        """Planned before the last step was told."""
+        self._untold: Callable[[], StepOutputs] | None = None
+        """Makes the outputs of the last step, which are not handed over yet."""
         self._working_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
 
@@ -51,7 +59,7 @@ class StepLoop:
         self._thread.start()
 
     def post(self, command: Command) -> None:
-        """Hand a command over, from any thread; it acts before the next step is planned."""
+        """Hand a command over, from any thread; it acts before the next step that is not planned yet."""
         with self._wake:
             self._commands.append(command)
             self._wake.notify()
@@ -76,8 +84,9 @@ class StepLoop:
     def _run(self) -> None:
         try:
             self._iterate(is_first=True)
-            while self._take_commands():
+            while self._wait_for_work():
                 self._iterate()
+            self._hand_over()
         except Exception as fault:
             # The edge of the engine: nothing of it can be trusted after an unexpected error.
             self._on_fault(fault)
@@ -85,30 +94,56 @@ class StepLoop:
     def _iterate(self, *, is_first: bool = False) -> None:
         scheduler = self._scheduler
         # 2. Plan: ends, starts, preemptions, rows.
-        plan = scheduler.plan(self._clock())
+        plan = self._next_plan()
         self._may_go_on = plan.num_rows > 0
         if not plan.num_rows:
             # 3. Nothing to compute: tell what there is to tell (the first time also that we are here).
+            self._hand_over()
             outputs = scheduler.apply(plan, None, self._clock())
             if plan.has_outputs or is_first:
                 self._on_step(outputs)
             return
-        # 4. Execute. From here until `apply` the engine does not change.
+        # 4. Execute. From here until `take_in` the engine does not change; meanwhile the step before is told.
         started = self._clock()
         if self._working_since is None:
             self._working_since = started
-        result = self._executor.execute(build_batch(plan))
+        result = self._executor.execute(build_batch(plan), self._hand_over)
+        assert self._untold is None, "the executor has left out what was to be done meanwhile"
         finished = self._clock()
-        # 5. Apply the result and hand out all that came of it.
-        outputs = scheduler.apply(plan, result, finished, finished - started)
+        # 5. Take the result in. Where all go on, the next step need not wait for this one to be told.
+        scheduler.take_in(plan, result, finished)
         self._working_since = finished if scheduler.num_live else None
-        self._on_step(outputs)
+        tell = partial(scheduler.tell, plan, finished, finished - started)
+        self._planned = None if self._commands else scheduler.plan_on(finished)
+        if self._planned is None:
+            outputs = tell()
+            self._untold = lambda: outputs
+        else:
+            self._untold = tell
 
-    def _take_commands(self) -> bool:
-        """Give what has been asked for meanwhile to the scheduler; sleep when there is nothing to do.
+    def _next_plan(self) -> StepPlan:
+        """Return the plan that is made already, or give the scheduler what has been asked for, and plan."""
+        if self._planned is not None:
+            plan, self._planned = self._planned, None
+            return plan
+        with self._wake:
+            commands = list(self._commands)
+            self._commands.clear()
+        for command in commands:
+            if isinstance(command, SnapshotKv):
+                # Its answer stands for all that was told before.
+                self._hand_over()
+            self._scheduler.post(command)
+        return self._scheduler.plan(self._clock())
 
-        Returns False when woken to stop.
-        """
+    def _hand_over(self) -> None:
+        """Hand over the outputs of the last step, unless they have been."""
+        if self._untold is not None:
+            tell, self._untold = self._untold, None
+            self._on_step(tell())
+
+    def _wait_for_work(self) -> bool:
+        """Sleep while there is nothing to do. Returns False when woken to stop."""
         # 1. After a plan without rows only a command or a limit can change anything.
         with self._wake:
             while not (self._commands or self._is_stopping or self._may_go_on):
@@ -122,6 +157,4 @@ class StepLoop:
                 if left <= 0:
                     break
                 self._wake.wait(None if left == inf else left)
-            while self._commands:
-                self._scheduler.post(self._commands.popleft())
         return not self._is_stopping

@@ -16,6 +16,7 @@ from worker.engine.batch import SampleRow, StepResult
 from worker.engine.counter_random import philox4x32, uniform
 from worker.engine.sampler import LOWEST_LOGPROB
 from worker.executors.native.library import NativeError
+from worker.executors.native.sampling import NativeRows
 from worker.executors.native.sampling import sample as sample_natively
 
 Sample = Callable[..., StepResult]
@@ -36,7 +37,8 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sample]:
         tmp_path_factory.mktemp("cache"),
         num_threads=2,
     )
-    yield lambda *given: sample_natively(executor._library, executor._engine, *given)
+    library, engine = executor._library, executor._engine
+    yield lambda logits, rows, *more: sample_natively(library, engine, logits, NativeRows(rows), *more)
     executor.close()
 
 

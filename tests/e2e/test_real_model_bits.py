@@ -5,7 +5,7 @@ are compared by digests of their bytes. The tiny model runs always, the real one
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from tests.unit.executors.native_models import load_native
 from tests.unit.executors.tiny_models import VOCAB, make_model, save_folder
 from worker.engine.batch import Batch, StepResult
 from worker.engine.commands import Submit
-from worker.executors.base import ModelProfile
+from worker.executors.base import ModelProfile, nothing
 from worker.executors.native_executor import NativeExecutor
 from worker.executors.torch_executor import TorchExecutor, load_torch_executor
 
@@ -86,10 +86,10 @@ class RecordingExecutor:
         most = POOL_TOKENS // self.profile.page_size
         assert num_pages <= most, "memory was allocated once, for the largest pool"
 
-    def execute(self, batch: Batch) -> StepResult:
+    def execute(self, batch: Batch, meanwhile: Callable[[], None] = nothing) -> StepResult:
         self.largest_batch = max(self.largest_batch, len(batch.context_len))
         self.largest_chunk = max(self.largest_chunk, int(np.diff(batch.query_start).max()))
-        return self._inner.execute(batch)
+        return self._inner.execute(batch, meanwhile)
 
     def close(self) -> None:
         self._inner.on_logits = None

@@ -92,11 +92,23 @@ def rows_of(tokens: StepTokens) -> Iterator[tuple[int, int, int, list[int]]]:
 
 
 class EngineHarness:
-    """One engine, step by step."""
+    """One engine, step by step.
+
+    Args:
+        plans_on: Each step is told while the next one computes, where that one can be planned before.
+    """
 
     def __init__(
-        self, config: EngineConfig | None = None, executor: KvCheckingExecutor | None = None
+        self,
+        config: EngineConfig | None = None,
+        executor: KvCheckingExecutor | None = None,
+        *,
+        plans_on: bool = False,
     ) -> None:
+        self.plans_on = plans_on
+        self.num_planned_on = 0
+        self._planned: StepPlan | None = None
+        self._untold: tuple[StepPlan, float] | None = None
         self.config = config or engine_config()
         self.scheduler = StepScheduler(self.config)
         self.executor = executor or KvCheckingExecutor(kv_checking_config(self.config.page_size))
@@ -119,16 +131,27 @@ class EngineHarness:
             self.scheduler.post(command)  # type: ignore[arg-type]
 
     def step(self) -> StepPlan:
-        """Plan, execute, apply, record, and check the ledger."""
+        """Plan, execute, take in, record, and check the ledger."""
         self.now += STEP_S
-        plan = self.scheduler.plan(self.now)
+        plan = self._planned or self.scheduler.plan(self.now)
         self.scheduler.pool.check()
         plan.decodes.check()
-        result = self.executor.execute(build_batch(plan)) if plan.num_rows else None
-        self.record(self.scheduler.apply(plan, result, self.now, STEP_S))
+        result = self.executor.execute(build_batch(plan), self._tell) if plan.num_rows else None
+        self.scheduler.take_in(plan, result, self.now)
+        self._untold = plan, self.now
+        self._planned = self.scheduler.plan_on(self.now) if self.plans_on else None
+        if self._planned is None:
+            self._tell()
+        else:
+            self.num_planned_on += 1
         self.scheduler.pool.check()
         plan.decodes.check()
         return plan
+
+    def _tell(self) -> None:
+        if self._untold is not None:
+            self.record(self.scheduler.tell(*self._untold, STEP_S))
+            self._untold = None
 
     def steps(self, count: int) -> None:
         for _ in range(count):

@@ -1,9 +1,10 @@
 """An executor that keeps real KV memory of token histories and notices every misuse of a page."""
 
+from collections.abc import Callable
 from zlib import crc32
 
 from worker.engine.batch import Batch, StepResult
-from worker.executors.base import ModelProfile
+from worker.executors.base import ModelProfile, nothing
 from worker.executors.sim import SimConfig, SimExecutor, SimFaults
 
 
@@ -30,7 +31,8 @@ class KvCheckingExecutor:
         self.sim.allocate(num_pages)
         self._kv = [[None] * self.page_size for _ in range(num_pages)]
 
-    def execute(self, batch: Batch) -> StepResult:
+    def execute(self, batch: Batch, meanwhile: Callable[[], None] = nothing) -> StepResult:
+        meanwhile()
         num_sequences = len(batch.context_len)
         page_size = self.page_size
         self.num_computed_tokens += len(batch.ids)

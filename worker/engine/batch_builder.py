@@ -9,7 +9,7 @@ from worker.engine.step_plan import StepPlan
 
 
 def build_batch(plan: StepPlan) -> Batch:
-    """Return the batch of a plan that has rows. Its arrays change when the plan is applied."""
+    """Return the batch of a plan that has rows. Its arrays change when the plan is taken in."""
     decodes, prefills = plan.decodes, plan.prefills
     if not prefills:
         return Batch(

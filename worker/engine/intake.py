@@ -62,9 +62,13 @@ class Intake:
             case SnapshotKv(reply):
                 reply(self._seating.pool.snapshot())
 
+    def may_expire(self, now: float) -> bool:
+        """Say whether a limit may have run out; False means that none has."""
+        return now >= self._no_end_before
+
     def expire(self, now: float) -> None:
         """End every request of which a limit has run out, before anything is computed for it."""
-        if now < self._no_end_before:
+        if not self.may_expire(now):
             return
         for request in [request for request in self.live if request.deadline <= now]:
             self.end_request(request, now, error=request.expiry())

@@ -53,6 +53,11 @@ class StepReport:
         self.unknown_cancels = 0
 
     @property
+    def has_events(self) -> bool:
+        """There is more to tell than tokens."""
+        return bool(self._events)
+
+    @property
     def is_empty(self) -> bool:
         return not (self._tokens.handles or self._events or self._slices)
 

@@ -25,7 +25,7 @@ class PrefillRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Rows of one step, decode before prefill. Nothing that it refers to changes until it is applied."""
+    """Rows of one step, decode before prefill. Nothing that it refers to changes until it is taken in."""
 
     step: int
     decodes: DecodeRows

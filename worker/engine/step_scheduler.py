@@ -1,11 +1,13 @@
 """Decides what each step computes, and takes in what it gave. The policy core of a worker.
 
 `plan` reads commands and makes a consistent plan: ends first, then decode, then starts, then prefill.
-`apply` is the only place where progress is made. Between the two nothing changes, so no page is given away
-while a step reads or writes it. Reads no clock, knows nothing of threads, devices or streams.
+`take_in` is the only place where progress is made. Between the two nothing changes, so no page is given away
+while a step reads or writes it. `tell` says what came of a step; it may come after `plan_on` has planned the
+next one, which computes meanwhile. Reads no clock, knows nothing of threads, devices or streams.
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 
 from services.domain.capacity import pages_for
 from services.domain.errors import over_cap
@@ -22,7 +24,7 @@ from worker.engine.progress import Progress
 from worker.engine.report import StepReport
 from worker.engine.seating import Seating
 from worker.engine.sequence import DECODE, PREFILL, Sequence
-from worker.engine.step_plan import StepPlan
+from worker.engine.step_plan import PrefillRow, StepPlan
 
 IDLE_SLACK_S = 1.0
 """Seconds that a cached page may outstay its time while nothing else happens."""
@@ -40,6 +42,7 @@ class StepScheduler:
         self._progress = Progress(self._seating, self._intake, self._report)
         self._inbox: list[Command] = []
         self._in_flight: StepPlan | None = None
+        self._untold: StepPlan | None = None
         self._step = 0
         self._granted = 0
         self._waits_for_room = False
@@ -81,9 +84,9 @@ class StepScheduler:
         self._inbox.append(command)
 
     def plan(self, now: float) -> StepPlan:
-        """Decide the next step. Every plan must be applied before the next one is made."""
-        assert self._in_flight is None, "the last plan was not applied"
-        self._step += 1
+        """Decide the next step. Every plan must be taken in and told before the next one is made."""
+        assert self._untold is None, "the last step was not told"
+        self._begin_plan()
         # 1. Ends: cancelled, finished and expired work leaves before anything is given to anybody.
         inbox, self._inbox = self._inbox, []
         for command in inbox:
@@ -113,38 +116,98 @@ class StepScheduler:
         self._long_ran = any(is_long(row.sequence, budget, config.page_size) for row in rows)
         num_prefill = sum(row.num_tokens for row in rows)
         has_outputs = has_freed or not self._report.is_empty
-        self._in_flight = StepPlan(
-            self._step, decodes, len(decodes), tuple(rows), num_prefill, tuple(preempted), has_outputs
-        )
-        return self._in_flight
+        return self._let_fly(rows, num_prefill, preempted, has_outputs)
+
+    def plan_on(self, now: float) -> StepPlan | None:
+        """Plan the next step before the last one is told, where it can only be every row's next token.
+
+        Nobody ends, starts or yields in such a step, so planning it has nothing to tell: what `tell` says
+        afterwards is of the last step alone.
+
+        Returns:
+            None where anything else may be due: then `tell` comes first, and `plan`.
+        """
+        seating = self._seating
+        is_mere_decode = 0 < len(seating.decodes) == len(seating.seated) and not seating.line
+        if not is_mere_decode or self._inbox or self._report.has_events or self._intake.may_expire(now):
+            return None
+        idle_end = self.pool.next_idle_end
+        if idle_end is not None and idle_end <= now:
+            return None
+        self.pool.pass_time(now)
+        for sequence in self._growing():
+            # What others have got by then they keep: `plan` finds that they need nothing.
+            if self.pool.can_take(sequence.request.tenant, 1) is not None:
+                return None
+            seating.grow(sequence, now)
+        self._begin_plan()
+        self._long_ran = False
+        return self._let_fly()
+
+    def take_in(self, plan: StepPlan, result: StepResult | None, now: float) -> None:
+        """Take in what a plan's step drew.
+
+        Args:
+            result: Rows parallel to the plan's sampling rows; None for a plan without rows.
+        """
+        assert plan is self._in_flight, "only the plan in flight can be taken in"
+        assert self._untold is None, "the step before was not told"
+        self._in_flight, self._untold = None, plan
+        if plan.num_rows:
+            assert result is not None, "a plan with rows needs a result"
+            self._progress.make(plan, result, now)
+
+    def tell(self, plan: StepPlan, now: float, step_s: float = 0.0) -> StepOutputs:
+        """Return all that there is to tell of a step that was taken in. It changes no row and no page.
+
+        Args:
+            now: When it was taken in.
+            step_s: Seconds the step took, for the statistics.
+        """
+        assert plan is self._untold, "only the step taken in last can be told, once"
+        self._untold = None
+        return self._report.close(self._stats(plan, step_s, now))
 
     def apply(
         self, plan: StepPlan, result: StepResult | None, now: float, step_s: float = 0.0
     ) -> StepOutputs:
-        """Take in what a plan's step drew, and return all that there is to tell.
-
-        Args:
-            result: Rows parallel to the plan's sampling rows; None for a plan without rows.
-            step_s: Seconds the step took, for the statistics.
-        """
-        assert plan is self._in_flight, "only the plan in flight can be applied"
-        self._in_flight = None
-        if plan.num_rows:
-            assert result is not None, "a plan with rows needs a result"
-            self._progress.make(plan, result, now)
-        return self._report.close(self._stats(plan, step_s, now))
+        """Take a step in and tell it at once."""
+        self.take_in(plan, result, now)
+        return self.tell(plan, now, step_s)
 
     # -- parts of plan --------------------------------------------------------------------------------------
 
-    def _grow_decodes(self, now: float) -> list[Sequence]:
-        """Give each generating sequence the page of its next token, the most important first."""
+    def _begin_plan(self) -> None:
+        assert self._in_flight is None, "the last plan was not taken in"
+        self._step += 1
+
+    def _let_fly(
+        self,
+        prefills: SequenceOf[PrefillRow] = (),
+        num_prefill: int = 0,
+        preempted: SequenceOf[Sequence] = (),
+        has_outputs: bool = False,
+    ) -> StepPlan:
+        """Make the plan of all decode rows and these prefills; from now on it is in flight."""
+        decodes = self._seating.decodes
+        self._in_flight = StepPlan(
+            self._step, decodes, len(decodes), tuple(prefills), num_prefill, tuple(preempted), has_outputs
+        )
+        return self._in_flight
+
+    def _growing(self) -> list[Sequence]:
+        """Return the generating sequences whose next token needs a page, the most important first."""
         page_size = self._config.page_size
         starting = self._seating.decodes.at_page_start
         growing = [seq for seq in starting if len(seq.pages) * page_size <= seq.num_computed]
         if len(growing) > 1:
             growing.sort(key=lambda seq: (seq.request.band, seq.request.arrival))
+        return growing
+
+    def _grow_decodes(self, now: float) -> list[Sequence]:
+        """Give each generating sequence the page of its next token; return who was preempted for it."""
         preempted: list[Sequence] = []
-        for sequence in growing:
+        for sequence in self._growing():
             if sequence.is_started:
                 preempted += self._seating.grow(sequence, now)
         return preempted

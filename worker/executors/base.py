@@ -3,6 +3,7 @@
 Knows nothing of scheduling; an executor does what the batch says, in one call per step.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,6 +68,10 @@ class ExecutorFault(Exception):
     """The device or engine is beyond repair: the worker ends and the supervisor restarts it."""
 
 
+def nothing() -> None:
+    """What a caller does meanwhile that has nothing to do."""
+
+
 class Executor(Protocol):
     """A model on a device with its KV memory. Called from one thread only."""
 
@@ -76,14 +81,19 @@ class Executor(Protocol):
     def allocate(self, num_pages: int) -> None:
         """Allocate the KV memory, once, before the first step."""
 
-    def execute(self, batch: Batch) -> StepResult:
+    def execute(self, batch: Batch, meanwhile: Callable[[], None] = nothing) -> StepResult:
         """Store the batch's keys and values, compute logits of `out_rows` and draw (or score) their tokens.
 
         A hit equals a miss: a row's logits depend on its own sequence's tokens only, bit for bit,
         whatever else is in the batch and however the prompt was cut into chunks.
 
+        Args:
+            meanwhile: Called once, in this thread, as soon as the device computes (before that, where this
+                thread is what computes). It leaves the batch as it is.
+
         Raises:
-            ExecutorFault: Nothing more can be computed here.
+            ExecutorFault: Nothing more can be computed here. `meanwhile` has been called unless not even the
+                step's beginning was possible.
         """
 
     def close(self) -> None:

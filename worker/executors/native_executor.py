@@ -20,14 +20,14 @@ from services.artifacts.artifact import ModelArtifact, open_artifact
 from services.domain.ids import Namespace
 from services.domain.kv_layout import KvFormat, KvLayout, KvOrder
 from worker.engine.batch import Batch, StepResult
-from worker.executors.base import ExecutorFault, ModelProfile
+from worker.executors.base import ExecutorFault, ModelProfile, nothing
 from worker.executors.native.bound_plan import UnsupportedOperation, bind_plan, check_supported
 from worker.executors.native.build import Built, build
 from worker.executors.native.library import Batch as NativeBatch
 from worker.executors.native.library import Compute, Library, NativeError
 from worker.executors.native.packed_size import packed_bytes
 from worker.executors.native.packed_weights import PackedWeights, SwappedLayer, open_packed
-from worker.executors.native.sampling import sample
+from worker.executors.native.sampling import NativeRows, sample
 from worker.executors.weights.loader import WeightSource, open_model
 from worker.models.registry import BuiltModel
 from worker.plan.arena import pack, rows_for
@@ -164,14 +164,14 @@ class NativeExecutor:
             raise ExecutorFault(f"cannot allocate {num_pages} pages of {size} bytes") from exc
         self._is_allocated = True
 
-    def execute(self, batch: Batch) -> StepResult:
+    def execute(self, batch: Batch, meanwhile: Callable[[], None] = nothing) -> StepResult:
         """Run the plan once and draw a token for every output row (see `Executor.execute`)."""
         assert self._is_allocated, "allocate comes before the first step"
         try:
-            logits = self._run(batch)
+            logits, rows = self._run(batch, meanwhile)
             if self.on_logits is not None:
                 self.on_logits(batch, logits)
-            return sample(self._library, self._engine, logits, batch.sampling, batch.targets)
+            return sample(self._library, self._engine, logits, rows, batch.targets)
         except (NativeError, MemoryError) as exc:
             raise ExecutorFault(f"a step failed in the native executor: {exc}") from exc
 
@@ -179,7 +179,7 @@ class NativeExecutor:
         """Give the KV memory back and end the threads."""
         self._destroy()
 
-    def _run(self, batch: Batch) -> NDArray[np.float32]:
+    def _run(self, batch: Batch, meanwhile: Callable[[], None]) -> tuple[NDArray[np.float32], NativeRows]:
         num_tokens, num_outputs = len(batch.ids), len(batch.out_rows)
         if num_tokens > self._max_rows:
             self._grow(num_tokens)
@@ -201,8 +201,14 @@ class NativeExecutor:
         native = NativeBatch(
             num_tokens, num_sequences, num_outputs, table_width, *(array.ctypes.data for array in arrays)
         )
-        self._library.check("step", self._engine, native, logits.ctypes.data)
-        return logits
+        self._library.check("begin_step", self._engine, native, logits.ctypes.data)
+        try:
+            meanwhile()
+            rows = NativeRows(batch.sampling)
+        finally:
+            # Whatever became of it, the step reads our arrays until it ends.
+            self._library.check("end_step", self._engine)
+        return logits, rows
 
     def _grow(self, num_tokens: int) -> None:
         """Lay the slots out for steps of at least so many tokens."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from services.domain.block_hash import BLOCK_SIZE
 from services.domain.ids import Namespace
 from worker.engine.batch import Batch, Int32, SampleRow, StepResult, TopLogprobs
-from worker.executors.base import ExecutorFault, ModelProfile
+from worker.executors.base import ExecutorFault, ModelProfile, nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,11 +166,12 @@ class SimExecutor:
         assert self._num_pages is None, "memory is allocated once"
         self._num_pages = num_pages
 
-    def execute(self, batch: Batch) -> StepResult:
+    def execute(self, batch: Batch, meanwhile: Callable[[], None] = nothing) -> StepResult:
         """Draw the batch's tokens, and return when a model would have."""
         started = self._clock()
         assert self._num_pages is not None, "memory is allocated before the first step"
         assert batch.page_table.size == 0 or int(batch.page_table.max()) < self._num_pages, "no such page"
+        meanwhile()
         faults = self.faults
         if faults.stall_token is not None and faults.stall_token in batch.ids:
             faults.running.clear()

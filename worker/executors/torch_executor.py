@@ -19,7 +19,7 @@ from services.domain.ids import Namespace
 from services.domain.kv_layout import KvFormat, KvLayout
 from worker.engine.batch import Batch, StepResult
 from worker.engine.sampler import sample
-from worker.executors.base import ExecutorFault, KernelUse, ModelProfile
+from worker.executors.base import ExecutorFault, KernelUse, ModelProfile, nothing
 from worker.executors.torch_plan import TorchPlan
 from worker.executors.torch_ranks import Ranks
 from worker.executors.torch_step import StepBuilder
@@ -121,10 +121,11 @@ class TorchExecutor:
             zero_page=num_pages,
         )
 
-    def execute(self, batch: Batch) -> StepResult:
+    def execute(self, batch: Batch, meanwhile: Callable[[], None] = nothing) -> StepResult:
         """Run the plan once and draw a token for every output row (see `Executor.execute`)."""
         assert self._rows is not None, "allocate comes before the first step"
         assert self._builder is not None
+        meanwhile()
         try:
             with torch.inference_mode():
                 logits = self._plan.run(self._builder.build(batch), self._rows, self._layout)

@@ -18,7 +18,7 @@ from services.artifacts.artifact import ModelArtifact, open_artifact
 from services.domain.ids import Namespace
 from services.domain.kv_layout import KvFormat, KvLayout
 from worker.engine.batch import Batch, StepResult
-from worker.executors.base import ExecutorFault, ModelProfile, StepLimits
+from worker.executors.base import ExecutorFault, ModelProfile, StepLimits, nothing
 from worker.executors.triton_cuda_stream import CudaStream
 from worker.executors.triton_plan import TritonPlan
 from worker.executors.triton_runner import StepRunner
@@ -142,7 +142,7 @@ class TritonExecutor:
                 padding_page=num_pages,
             )
 
-    def execute(self, batch: Batch) -> StepResult:
+    def execute(self, batch: Batch, meanwhile: Callable[[], None] = nothing) -> StepResult:
         """Launch the plan once and draw a token for every output row (see `Executor.execute`)."""
         runner = self._runner
         assert runner is not None, "allocate comes before the first step"
@@ -151,6 +151,7 @@ class TritonExecutor:
         try:
             with device_faults("a step"), torch.inference_mode():
                 launched = runner.launch(batch)
+                meanwhile()
                 if self.on_logits is not None:
                     self.on_logits(batch, runner.read_logits(len(batch.out_rows)))
                 return runner.collect(launched)

@@ -87,7 +87,7 @@ def test_any_mix_of_requests_ends_and_gives_the_right_tokens(seed: int, page_siz
     )
     executor = KvCheckingExecutor(kv_checking_config(page_size))
     executor.faults.bad_token = 998
-    engine = EngineHarness(config, executor)
+    engine = EngineHarness(config, executor, plans_on=rng.random() < 0.5)
     requests: dict[int, tuple[list[int], int]] = {}
     for handle in range(25):
         ids = prompt(rng.randrange(1, 60 * scale), rng.randrange(4))

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.unit.executors.batches import Part, logits_of
+from tests.unit.executors.batches import Part, logits_of, make_batch
 from tests.unit.executors.native_models import load_native, plan_executor
 from tests.unit.executors.tiny_models import VOCAB, make_model, save_folder
+from worker.executors.base import ExecutorFault
 from worker.executors.native_executor import NativeExecutor
 
 pytestmark = [
@@ -48,13 +49,13 @@ def table_executor(cache: Path, num_threads: int) -> NativeExecutor:
     return made
 
 
-def test_helpers_sleep_between_steps_and_end_with_the_executor(tmp_path: Path) -> None:
+def test_threads_sleep_between_steps_and_end_with_the_executor(tmp_path: Path) -> None:
     before = set(threads())
     executor = table_executor(tmp_path, num_threads=6)
-    assert len(set(threads()) - before) == 5
+    assert len(set(threads()) - before) == 6
     for _ in range(3):
         logits_of(executor, [Part([0] * 3000, 0, range(188))])
-        wait_until(lambda: all(threads()[helper] == "S" for helper in set(threads()) - before))
+        wait_until(lambda: all(threads()[own] == "S" for own in set(threads()) - before))
     executor.close()
     wait_until(lambda: set(threads()) <= before)
     executor.close()
@@ -71,8 +72,37 @@ def test_an_executor_that_is_dropped_ends_its_threads(tmp_path: Path) -> None:
 def test_one_thread_needs_no_helper(tmp_path: Path) -> None:
     before = set(threads())
     executor = table_executor(tmp_path, num_threads=1)
-    assert set(threads()) <= before
+    assert len(set(threads()) - before) == 1
     executor.close()
+
+
+def test_the_caller_is_free_while_a_step_computes(tmp_path: Path) -> None:
+    executor = table_executor(tmp_path, num_threads=2)
+    calls: list[str] = []
+    executor.on_logits = lambda *_: calls.append("logits")
+    executor.execute(make_batch([Part([0, 1], 0, [0])]), lambda: calls.append("meanwhile"))
+    assert calls == ["meanwhile", "logits"]
+
+
+def test_a_step_that_fails_is_told_after_what_was_done_meanwhile(tmp_path: Path) -> None:
+    executor = table_executor(tmp_path, num_threads=2)
+    calls: list[str] = []
+    with pytest.raises(ExecutorFault, match="an id is not in the vocabulary"):
+        executor.execute(make_batch([Part([9], 0, [0])]), lambda: calls.append("meanwhile"))
+    assert calls == ["meanwhile"]
+    assert executor.execute(make_batch([Part([1], 0, [0])])).failed.tolist() == [False]
+
+
+def test_a_caller_that_fails_meanwhile_still_waits_for_the_step(tmp_path: Path) -> None:
+    executor = table_executor(tmp_path, num_threads=2)
+
+    def fail() -> None:
+        raise KeyError("a fault of the caller")
+
+    with pytest.raises(KeyError):
+        executor.execute(make_batch([Part([0] * 3000, 0, range(188))]), fail)
+    # Another step could not begin while that one runs.
+    assert executor.execute(make_batch([Part([1], 0, [0])])).failed.tolist() == [False]
 
 
 def test_many_short_steps_on_more_threads_than_cores_are_all_whole(tmp_path: Path) -> None:

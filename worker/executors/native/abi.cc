@@ -7,10 +7,12 @@
 
 #include "engine.h"
 #include "packed.h"
+#include "step_thread.h"
 #include "vec.h"
 
 struct QuireEngine {
   quire::Engine engine;
+  quire::StepThread thread;  // last: it ends first, after the step that runs
 };
 
 namespace {
@@ -69,7 +71,7 @@ int32_t quire_pack_floats(int32_t kind, int32_t rows, int32_t cols, const float*
 
 QuireEngine* quire_create(const QuireModel* model, int32_t num_threads) {
   QuireEngine* created = nullptr;
-  guarded([&] { created = new QuireEngine{{*model, num_threads}}; });
+  guarded([&] { created = new QuireEngine{{*model, num_threads}, {}}; });
   return created;
 }
 
@@ -85,8 +87,12 @@ int32_t quire_allocate(QuireEngine* engine, int64_t num_pages) {
 
 int64_t quire_page_bytes(const QuireEngine* engine) { return engine->engine.page_bytes(); }
 
-int32_t quire_step(QuireEngine* engine, const QuireBatch* batch, float* logits) {
-  return guarded([&] { engine->engine.step(*batch, logits); });
+int32_t quire_begin_step(QuireEngine* engine, const QuireBatch* batch, float* logits) {
+  return guarded([&] { engine->thread.begin([engine, batch = *batch, logits] { engine->engine.step(batch, logits); }); });
+}
+
+int32_t quire_end_step(QuireEngine* engine) {
+  return guarded([&] { engine->thread.end(); });
 }
 
 int32_t quire_sample(QuireEngine* engine, const float* logits, int32_t vocab_size, int32_t num_rows,

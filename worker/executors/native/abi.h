@@ -159,8 +159,11 @@ int32_t quire_set_arena(QuireEngine* engine, int32_t max_tokens, const int64_t* 
 int32_t quire_allocate(QuireEngine* engine, int64_t num_pages);
 int64_t quire_page_bytes(const QuireEngine* engine);
 
-// Runs the plan once. logits: [O, vocab]. Returns 0, or -1 with quire_last_error.
-int32_t quire_step(QuireEngine* engine, const QuireBatch* batch, float* logits);
+// Runs the plan once, on the engine's own threads. logits: [O, vocab]. What the batch points to and the logits belong
+// to the engine, and nothing else may be asked of it, until quire_end_step has waited for the end; a failure of the
+// step is that call's. Both return 0, or -1 with quire_last_error.
+int32_t quire_begin_step(QuireEngine* engine, const QuireBatch* batch, float* logits);
+int32_t quire_end_step(QuireEngine* engine);
 
 // Draws a token for each row of logits. targets: null, or [num_rows] ids that are taken instead of drawn (-1: draw);
 // token_ids, failed, logprobs: [num_rows]; top_ids, top_logprobs: [num_rows, max_top], rows of num_logprobs entries.

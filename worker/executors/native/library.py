@@ -176,7 +176,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "set_arena": (c_int32, [c_void_p, c_int32, c_void_p, c_int64]),
     "allocate": (c_int32, [c_void_p, c_int64]),
     "page_bytes": (c_int64, [c_void_p]),
-    "step": (c_int32, [c_void_p, POINTER(Batch), c_void_p]),
+    "begin_step": (c_int32, [c_void_p, POINTER(Batch), c_void_p]),
+    "end_step": (c_int32, [c_void_p]),
     "sample": (
         c_int32,
         [c_void_p, c_void_p, c_int32, c_int32, POINTER(SampleRow), c_void_p, c_int32, *[c_void_p] * 5],

@@ -13,14 +13,25 @@ from worker.executors.native.library import Library
 from worker.executors.native.library import SampleRow as NativeRow
 
 
+class NativeRows:
+    """Rows as the library reads them: made while a step computes, since only its logits are missing then."""
+
+    def __init__(self, rows: Sequence[SampleRow]) -> None:
+        self.rows = rows
+        self.max_top = max((row.params.num_logprobs or 0 for row in rows), default=0)
+        """Most alternatives that a row asks for."""
+        self._builder = _RowBuilder()
+        self.structs = (NativeRow * len(rows))(*map(self._builder.build, rows))
+
+
 def sample(
     library: Library,
     engine: int,
     logits: NDArray[np.float32],
-    rows: Sequence[SampleRow],
+    native: NativeRows,
     targets: Int32 | None = None,
 ) -> StepResult:
-    """Draw one token for each row. logits: [O, V] float32, unchanged; rows: [O].
+    """Draw one token for each row. logits: [O, V] float32, unchanged; native: [O].
 
     Args:
         targets: [O] see `Batch.targets`.
@@ -28,16 +39,14 @@ def sample(
     Raises:
         NativeError: A row names an id outside the vocabulary.
     """
+    rows, max_top = native.rows, native.max_top
     num_rows, vocab_size = logits.shape
     assert num_rows == len(rows), "one row of logits for each drawn token"
-    max_top = max((row.params.num_logprobs or 0 for row in rows), default=0)
     token_ids = np.zeros(num_rows, np.int32)
     failed = np.zeros(num_rows, np.bool_)
     logprobs = np.zeros(num_rows, np.float32)
     top_ids = np.zeros((num_rows, max_top), np.int32)
     top_logprobs = np.zeros((num_rows, max_top), np.float32)
-    builder = _RowBuilder()
-    native = (NativeRow * num_rows)(*map(builder.build, rows))
     if num_rows:
         library.check(
             "sample",
@@ -45,7 +54,7 @@ def sample(
             logits.ctypes.data,
             vocab_size,
             num_rows,
-            native,
+            native.structs,
             None if targets is None else targets.ctypes.data,
             max_top,
             *(array.ctypes.data for array in (token_ids, failed, logprobs, top_ids, top_logprobs)),

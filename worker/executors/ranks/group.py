@@ -14,7 +14,7 @@ from pathlib import Path
 from services.artifacts.artifact import ModelArtifact
 from services.domain.ids import Namespace
 from worker.engine.batch import Batch, StepResult
-from worker.executors.base import ExecutorFault, ModelProfile
+from worker.executors.base import ExecutorFault, ModelProfile, nothing
 from worker.executors.ranks.local import RankExecutor, load_rank
 from worker.executors.ranks.messages import Kind, RankProfile, RankSpec, pack_batch
 from worker.executors.ranks.processes import RankLost, RankProcesses
@@ -59,7 +59,7 @@ class GroupExecutor:
         """
         self._others.allocate(num_pages, self._local.allocate)
 
-    def execute(self, batch: Batch) -> StepResult:
+    def execute(self, batch: Batch, meanwhile: Callable[[], None] = nothing) -> StepResult:
         """Run one step in every rank and draw (see `Executor.execute`).
 
         Raises:
@@ -67,7 +67,7 @@ class GroupExecutor:
         """
         self._others.tell(Kind.STEP, pack_batch(batch))
         try:
-            return self._local.execute(batch)
+            return self._local.execute(batch, meanwhile)
         except ExecutorFault as fault:
             raise self._others.blame(fault) from fault
 
