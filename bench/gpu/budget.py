@@ -18,9 +18,14 @@ class Budget:
         """Seconds since the run began."""
         return self._clock() - self._began
 
+    @property
+    def left_s(self) -> float:
+        """Seconds until the run must have ended; not below 0."""
+        return max(0.0, self._total_s - self.spent_s)
+
     def refusal(self, needed_s: float) -> str | None:
         """Return why something of so many seconds is not begun; None where it fits."""
-        left = self._total_s - self.spent_s
+        left = self.left_s
         if needed_s <= left:
             return None
-        return f"takes about {needed_s:.0f} s, {max(left, 0.0):.0f} s of {self._total_s:.0f} s are left"
+        return f"takes about {needed_s:.0f} s, {left:.0f} s of {self._total_s:.0f} s are left"

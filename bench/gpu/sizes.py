@@ -104,7 +104,7 @@ TABLE = Sizes(
         num_output=64,
         num_cancelled=4000,
         flags=("--kv-memory", "2GiB", "--max-context-tokens", "8192", "--max-sequences", "16"),
-        limit_s=60.0,
+        limit_s=90.0,
     ),
 )
 _TINY_MODEL = {

@@ -62,6 +62,46 @@ def test_a_worker_generates_hits_its_prefix_and_drops_what_is_cancelled() -> Non
     assert seen["generate"] == "2 tokens"
 
 
+IMPORTS = """
+import importlib.metadata, json, sys
+import bench.gpu.model_rows, bench.gpu.serving, worker.__main__
+import worker.executors.triton_device
+dists = importlib.metadata.packages_distributions()
+found = set()
+for name, module in list(sys.modules.items()):
+    if "site-packages" in (getattr(module, "__file__", None) or ""):
+        found.update(dists.get(name.partition(".")[0], []))
+print(json.dumps(sorted(found)))
+"""
+ON_THE_MACHINE = {"torch", "triton", "numpy", "tokenizers", "tqdm"}
+"""With torch's own needs."""
+OPTIONAL = {"quire", "setuptools", "rich", "Pygments", "grpcio-tools"}
+"""Imported only where they are: structlog's colours, and folders that share a name."""
+
+
+@pytest.mark.slow
+def test_everything_that_a_worker_imports_is_brought_along() -> None:
+    brought = {
+        line.strip().lower()
+        for line in (ROOT / "bench" / "gpu" / "packages.txt").read_text().splitlines()
+        if not line.startswith("#")
+    }
+    pinned = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert brought <= pinned
+    child = subprocess.run(
+        [sys.executable, "-c", IMPORTS],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    imported = set(json.loads(child.stdout))
+    missing = {name for name in imported - ON_THE_MACHINE - OPTIONAL if name.lower() not in brought}
+    missing -= {name for name in missing if name.startswith("opentelemetry-")}  # one folder, many packages
+    assert not missing
+
+
 def a_run(folder: Path) -> Run:
     return Run({"chip": "x"}, now(), folder)
 
