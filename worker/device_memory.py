@@ -1,11 +1,14 @@
 """Measures what a model takes of a device's memory, and says what is left for its KV pool.
 
-The profile run: load, run the largest steps on one page, and ask the driver between. What is measured holds
-whatever the executor keeps, without this module knowing what that is. Knows nothing of torch.
+The profile run: load, run the warm-up with the largest steps on one page, and ask the driver between. What is
+measured holds whatever the executor keeps, the code of kernels too, without this module knowing what that is.
+Knows nothing of torch.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import structlog
 
 from services.chassis.fatal import FatalError
 from worker.devices import Device
@@ -16,6 +19,8 @@ from worker.memory import MIB, KvRoom, TooLittleMemory
 RESERVE_SHARE = 0.05
 """Of a device's memory, kept free for what no profile run sees: graphs, fragments, libraries' own memory."""
 LEAST_RESERVE_BYTES = 512 * MIB
+
+_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +49,11 @@ class DeviceUse:
 
 
 def measure_use(executor: Executor, device: Device, steps: Sequence[Batch], *, free_before: int) -> DeviceUse:
-    """Run `steps` on a pool of one page, which is dropped again.
+    """Run `steps` on a pool of one page, which is dropped again, and show how far it is.
 
     Args:
         executor: Loaded, its KV memory not allocated; it can be allocated anew after `close`.
-        steps: The largest ones, on page 0.
+        steps: The warm-up, the largest ones among them, on page 0.
         free_before: Bytes that were free on the device before loading.
 
     Raises:
@@ -58,8 +63,9 @@ def measure_use(executor: Executor, device: Device, steps: Sequence[Batch], *, f
     num_tokens = max(len(step.ids) for step in steps)
     executor.allocate(1)
     try:
-        for step in steps:
+        for done, step in enumerate(steps, 1):
             executor.execute(step)
+            _log.info("warming_up", done=done, of=len(steps))
         after = device.memory()
     except ExecutorFault as exc:
         raise FatalError(

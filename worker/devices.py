@@ -42,6 +42,10 @@ class Device(Protocol):
     def uuid(self) -> str | None:
         """`GPU-...`, as NVIDIA's management library knows it; None where there is none."""
 
+    @property
+    def compiles(self) -> bool:
+        """Whether kernels are compiled for it, which takes a while once."""
+
     def memory(self) -> DeviceMemory: ...
 
 

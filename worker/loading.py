@@ -25,6 +25,7 @@ from worker.executors.base import Executor, ExecutorFault
 from worker.executors.sim import CostModel, SimConfig, SimExecutor, SimFaults
 from worker.largest_steps import largest_steps
 from worker.memory import KvRoom, PoolNeed, PoolSize, free_memory_bytes, host_room, size_pool
+from worker.warm_up import warm_up_steps
 
 SIM_TOKEN_BYTES = 23_040
 """What a token of a model of 135M parameters takes in 16-bit numbers."""
@@ -89,12 +90,16 @@ def load(config: WorkerConfig, open_model: Callable[[WorkerConfig], Opened] = op
 
 
 def _room(config: WorkerConfig, opened: Opened, need: PoolNeed) -> KvRoom:
-    """Return what the pool may take: of a device by a profile run, of the host by what is free."""
+    """Return what the pool may take: of a device by a profile run, of the host by what is free.
+
+    That run is the device's warm-up too: after it every kernel is compiled.
+    """
     if config.executor is ExecutorKind.SIM:
         return host_room(max(SIM_FREE_BYTES, config.kv_memory or 0), 1.0)
     if opened.on is None:
         return host_room(free_memory_bytes(), config.kv_memory_fraction)
-    steps = largest_steps(step_limits(config, need.max_context_tokens))
+    limits = step_limits(config, need.max_context_tokens)
+    steps = warm_up_steps(limits) if opened.on.device.compiles else largest_steps(limits)
     use = measure_use(opened.executor, opened.on.device, steps, free_before=opened.on.free_before)
     return device_room(use, config.kv_memory_fraction)
 

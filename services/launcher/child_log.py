@@ -28,10 +28,15 @@ def why_it_ended(log: Path, exit_code: int) -> str:
 
 
 def what_it_does(log: Path) -> str:
-    """Return the child's last event as words, e.g. `weights loading`; empty when there is none."""
+    """Return the child's last event as words, e.g. `weights loading`; empty when there is none.
+
+    Events that count show how far they are: `warming up 3 of 17`.
+    """
     for line in reversed(_tail(log)):
-        if name := _event(line).get("event"):
-            return str(name).replace("_", " ")
+        event = _event(line)
+        if name := event.get("event"):
+            words = str(name).replace("_", " ")
+            return f"{words} {event['done']} of {event['of']}" if {"done", "of"} <= event.keys() else words
     return ""
 
 

@@ -3,11 +3,13 @@
 Knows torch's names, memory and errors; knows nothing of plans, batches or of who chose this executor.
 """
 
+import os
 from collections.abc import Sequence
 
 import torch
 
 from services.artifacts.artifact import ModelArtifact
+from services.artifacts.model_cache import cache_folder
 from services.chassis.fatal import FatalError
 from services.domain.kv_layout import KvFormat
 from worker.devices import OLDEST_CAPABILITY, Device, DeviceMemory, UnusableDevice
@@ -28,6 +30,8 @@ _ACTIVATIONS = {
 class Gpu:
     """A `Device` of CUDA or HIP."""
 
+    compiles = True
+
     def __init__(self, index: int) -> None:
         self._device = torch.device("cuda", index)
         self.name = str(self._device)
@@ -47,6 +51,7 @@ class Interpreter:
     name = "cpu"
     label = "Triton's interpreter"
     uuid = None
+    compiles = False
 
     def memory(self) -> DeviceMemory:
         """Say that all of the host's free memory is the device's."""
@@ -99,6 +104,7 @@ def load_on(
     is_exact = is_interpreted and kv_format is KvFormat.INT8
     if kv_format is KvFormat.F32 and not is_interpreted:
         raise FatalError("--kv-format f32: a GPU keeps KV in bf16, f16 or int8; f32 is --executor native's")
+    _keep_compiled_kernels()
     try:
         return load_triton_executor(
             artifact,
@@ -117,3 +123,11 @@ def load_on(
             f"the weights do not fit on {device.label} ({free / MIB:,.0f} MiB were left):"
             " take fewer bits (quire quantize), a smaller model, or end what else runs there"
         ) from exc
+
+
+def _keep_compiled_kernels() -> None:
+    """Let Triton keep what it compiles in our cache folder, where a restart finds it, unless told otherwise.
+
+    Triton reads this variable whenever it looks a kernel up.
+    """
+    os.environ.setdefault("TRITON_CACHE_DIR", str(cache_folder(os.environ) / "triton"))

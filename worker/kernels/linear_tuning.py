@@ -103,6 +103,13 @@ def ladder(chip: str, kind: str, shape: str = "*") -> list[Tile]:
     return list(found)
 
 
+def row_steps() -> list[int]:
+    """Return the rows of x up to which some product of some chip keeps to one tile, ascending."""
+    entries = [entry for part in _table().values() for entries in part["kinds"].values() for entry in entries]
+    rows = {step["rows"] for entry in entries for step in entry["ladder"]}
+    return sorted(rows | {entry["parallel_rows"] for entry in entries})
+
+
 def numerics(chip: str) -> str:
     """Return a digest of everything in the chip's part that decides bits."""
     decisive = {

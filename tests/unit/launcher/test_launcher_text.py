@@ -68,6 +68,8 @@ def test_a_missing_log_is_no_trouble(tmp_path: Path) -> None:
 
 def test_the_last_event_says_what_a_child_does(tmp_path: Path) -> None:
     assert what_it_does(log(tmp_path, '{"event": "weights_loading"}', "{broken", "text")) == "weights loading"
+    counted = log(tmp_path, '{"event": "warming_up", "done": 3, "of": 17}')
+    assert what_it_does(counted) == "warming up 3 of 17"
 
 
 @pytest.mark.parametrize(

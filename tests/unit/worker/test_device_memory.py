@@ -52,6 +52,10 @@ class Keeping(SimExecutor):
     def uuid(self) -> None:
         return None
 
+    @property
+    def compiles(self) -> bool:
+        return True
+
     def memory(self) -> DeviceMemory:
         used = self.weights_mib + 3 * self.pages + self.step_mib
         return DeviceMemory(18_000 * MIB - used * MIB, TOTAL)

@@ -13,7 +13,7 @@ from worker.nvml import Nvml, NvmlError, open_nvml
 
 
 class FakeDevice:
-    name, label = "cuda:0", "NVIDIA H200 (sm_90)"
+    name, label, compiles = "cuda:0", "NVIDIA H200 (sm_90)", True
 
     def __init__(self, uuid: str | None = UUID) -> None:
         self.uuid = uuid

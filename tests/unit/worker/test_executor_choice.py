@@ -6,12 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import triton
 from structlog.testing import capture_logs
 
 from services.artifacts.artifact import open_artifact
 from services.artifacts.model_cache import cache_folder
 from services.chassis.fatal import FatalError
 from services.domain.kv_layout import KvFormat
+from tests.fakes.launch_recorder import LaunchRecorder
 from tests.unit.executors.native_models import load_native
 from tests.unit.executors.tiny_models import make_model, save_folder, save_gguf
 from worker import executor_choice
@@ -62,6 +64,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.mkdir()
     (cache / "native").symlink_to(compiled)
     monkeypatch.setenv("QUIRE_CACHE", str(cache))
+    # So that what a start sets is taken back after the test.
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    monkeypatch.delenv("TRITON_CACHE_DIR")
 
 
 @pytest.fixture
@@ -182,6 +187,7 @@ class FakeGpu:
     name = "cpu"
     label = "Fake GPU (sm_90)"
     uuid = None
+    compiles = True
 
     def __init__(self, *free_mib: int) -> None:
         self._free = list(free_mib)
@@ -253,8 +259,11 @@ def test_a_gpu_keeps_no_f32(model: Path) -> None:
         open_executor(config(model, kv_format=KvFormat.F32), lambda: Real(9000))
 
 
-def test_the_pool_on_a_gpu_is_what_a_profile_run_leaves(tmp_path: Path) -> None:
+def test_the_pool_on_a_gpu_is_what_a_warm_up_leaves_and_its_progress_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Free 9,000, loaded 8,900, after the largest steps 8,700: of 10,000 MiB a twentieth is kept."""
+    compiler = LaunchRecorder(monkeypatch)
     model = save_folder(make_model("llama", vocab_size=208, num_hidden_layers=1), tmp_path)
     limits = {"max_sequences": 2, "max_step_tokens": 6, "max_prefill_tokens": 4, "max_context_tokens": 64}
     settings = config(model, kv_format=KvFormat.F32, **limits)
@@ -266,7 +275,32 @@ def test_the_pool_on_a_gpu_is_what_a_profile_run_leaves(tmp_path: Path) -> None:
         "(9,000 of 10,000 MiB free on Fake GPU (sm_90) - 100 weights - 200 largest step (6 tokens)"
         " - 512 reserve = 8,188 MiB), at most 8 pages"
     ) in line["arithmetic"]
+    counts = [(log["done"], log["of"]) for log in logs if log["event"] == "warming_up"]
+    assert counts == [(i + 1, len(counts)) for i in range(len(counts))]
+    assert len(counts) > 2
+    assert triton.knobs.cache.dir == str(tmp_path / "cache" / "triton"), "a restart compiles nothing"
+    compiled = set(compiler.keys)
+    loaded.executor.execute(warm_up_batch())
+    assert compiled
+    assert compiler.keys == compiled
+
+
+def test_an_interpreted_model_loads_without_a_warm_up_and_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = save_folder(
+        make_model("llama", vocab_size=208, intermediate_size=64, num_hidden_layers=1), tmp_path
+    )
+    limits = {"max_sequences": 1, "max_step_tokens": 2, "max_prefill_tokens": 2, "max_context_tokens": 32}
+    with capture_logs() as logs:
+        loaded = load(config(model, ExecutorKind.TRITON, kv_format=KvFormat.F32, **limits))
+    assert [log["event"] for log in logs if "done" in log or "interpreted" in log["event"]] == [
+        "kernels_are_interpreted",
+        *["warming_up"] * 2,
+    ]
     assert loaded.executor.execute(warm_up_batch()).failed.tolist() == [False]
+    assert loaded.device is not None
+    assert loaded.device.name == "cpu"
 
 
 def test_ranks_that_a_model_does_not_divide_over_are_refused_by_name(model: Path) -> None:
