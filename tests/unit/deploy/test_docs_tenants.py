@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from services.commands import top
 from services.commands.tenant import _parser
 from services.domain.tenant_book import TenantBook
 from services.domain.tenant_document import FIELDS, tenants_from_documents
@@ -30,6 +31,11 @@ def test_a_command_parses(line: str) -> None:
     words = shlex.split(line.partition(" > ")[0])
     args = _parser().parse_args(words[2:])
     assert args.run is not None
+
+
+def test_top_is_called_with_flags_that_it_has() -> None:
+    lines = [line for line in LINES if line.startswith("quire top")]
+    assert [top.arguments(shlex.split(line)[2:]).once for line in lines] == [False, True]
 
 
 def test_the_declared_tenants_are_valid_and_ten_below_one_organisation() -> None:
