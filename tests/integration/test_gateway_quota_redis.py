@@ -74,7 +74,7 @@ async def test_a_store_that_is_gone_or_silent_refuses_within_its_limit(answers: 
     async with gateway_rig(quota=RedisQuota(redis)) as rig:
         for _ in range(5):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await generate(rig)
+                await generate(rig, metadata=ACME_KEY)
             assert type(from_rpc_error(caught.value)) is DependencyDown
         assert rig.worker.submits == []
         assert len(rig.scheduler.acquired) == 1

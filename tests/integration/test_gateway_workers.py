@@ -242,7 +242,7 @@ async def test_new_requests_are_refused_while_the_store_is_down_and_running_ones
     task = asyncio.create_task(generate(rig))
     await rig.until(lambda: rig.worker.num_tokens > 3)
     rig.quota.is_down = True  # type: ignore[attr-defined]
-    error = await failure_of(rig)
+    error = await failure_of(rig, metadata=ACME_KEY)
     assert type(error) is DependencyDown
     assert (await task).text() == "x" * 100
     await rig.until(lambda: len(rig.parts.table) == 0)

@@ -95,6 +95,6 @@ async def test_a_store_too_slow_for_reservations_still_hears_of_what_runs(valkey
             proxy.may_answer.set()
             await store.settle([a_settlement(account, name)])
             assert store.num_granted == 0
-        use = await use_of(store, account)
+        use = await use_of(RedisQuota(background), account)
         assert (use.num_leases, use.day_spent) == (0, 120), "each counts once, however late it was reserved"
         await asyncio.gather(redis.close(), background.close())
