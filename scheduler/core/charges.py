@@ -3,8 +3,7 @@
 Knows keys, workers and shares; decides nothing. Its size is that of the live table.
 """
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from scheduler.core.share_queue import TenantShare
@@ -25,7 +24,8 @@ class Charges:
 
     def __init__(self) -> None:
         self._of: dict[RequestKey, Charge] = {}
-        self._on: dict[WorkerId, dict[TenantId, Counter[TenantShare]]] = {}
+        self._on: dict[WorkerId, dict[TenantId, dict[TenantShare, int]]] = {}
+        """Requests by share; none is 0."""
 
     def __len__(self) -> int:
         return len(self._of)
@@ -34,7 +34,8 @@ class Charges:
         """A request was placed."""
         self._of[key] = charge
         tenants = self._on.setdefault(charge.worker, {})
-        tenants.setdefault(charge.share.tenant, Counter())[charge.share] += 1
+        shares = tenants.setdefault(charge.share.tenant, {})
+        shares[charge.share] = shares.get(charge.share, 0) + 1
 
     def end(self, key: RequestKey) -> Charge | None:
         """It is over; return what it was charged."""
@@ -61,7 +62,8 @@ class Charges:
         shares = self._on.get(worker, {}).get(tenant)
         if not shares:
             return []
-        return [(share, count / shares.total()) for share, count in shares.items()]
+        total = sum(shares.values())
+        return [(share, count / total) for share, count in shares.items()]
 
-    def tenants_on(self, worker: WorkerId) -> Iterator[tuple[TenantId, Counter[TenantShare]]]:
+    def tenants_on(self, worker: WorkerId) -> Iterator[tuple[TenantId, Mapping[TenantShare, int]]]:
         return iter(self._on.get(worker, {}).items())

@@ -101,7 +101,7 @@ class Placer:
             if model in self._windows:
                 continue
             workers = self._fleet.serving(model)
-            num_free = sum(worker.free_credits for worker in workers)
+            num_free = sum([worker.free_credits for worker in workers])
             while num_free > 0:
                 num_free -= 1
                 placed = self._place_next(model, workers, now, outputs)
@@ -114,11 +114,19 @@ class Placer:
     def _place_next(
         self, model: str, workers: list[WorkerCredits], now: float, outputs: list[Output]
     ) -> WorkerCredits | None:
-        """Place the first head that fits; return its worker, or None when nothing can be placed now."""
+        """Place the first head that fits; return its worker, or None when nothing can be placed now.
+
+        Args:
+            workers: Those of the model, at least one of them with credit.
+        """
         passed: list[WaitingRequest] = []
         kept: dict[WorkerBoot, RequestKey] = {}
         with_room = self._classes.with_room(workers, long_waits=self._room.has_long(model))
-        closed = [kind for kind, some in with_room.items() if not any(w.free_credits for w in some)]
+        closed = [
+            kind
+            for kind, some in with_room.items()
+            if some is not workers and not any(w.free_credits for w in some)
+        ]
         candidates = partial(self._room.policy.candidates, model, closed=closed, held=held_back(workers))
         for request in islice(candidates(), self._rules.window):
             if self._must_ask(request, now):

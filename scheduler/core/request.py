@@ -4,7 +4,7 @@ Knows no prompt: only its length and the names of its blocks. Times are absolute
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.domain.degradation import Step
 from services.domain.generation import Band, Limits, RequestClass
@@ -102,6 +102,8 @@ class WaitingRequest:
     """One request in the queue. Only `SchedulerCore` and what it owns change it."""
 
     acquire: Acquire
+    key: RequestKey = field(init=False)
+    """The acquire's, which is asked for often."""
     gateway: GatewayId
     arrived: float
     """When it began to wait, earlier connections included: the order inside a band."""
@@ -119,9 +121,8 @@ class WaitingRequest:
     shown_position: int | None = None
     """Last position told to the gateway."""
 
-    @property
-    def key(self) -> RequestKey:
-        return self.acquire.key
+    def __post_init__(self) -> None:
+        self.key = self.acquire.key
 
     def cached_tokens(self, worker: WorkerBoot, page_size: int) -> int:
         """Return the prompt tokens that `worker`, with pages of `page_size`, need not compute.

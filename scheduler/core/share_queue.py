@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from scheduler.core.arrival_queue import ArrivalQueue
-from scheduler.core.least_heap import LeastHeap
+from scheduler.core.ranked_list import Entry, RankedList
 from scheduler.core.request import TenantUse, WaitingRequest
 from services.domain.generation import Band
 from services.domain.ids import TenantId
@@ -51,11 +51,11 @@ class TenantShare:
 
     __slots__ = (
         "counter",
+        "entry",
         "live",
         "number",
         "order",
         "passed",
-        "place",
         "queue",
         "tenant",
         "waiting",
@@ -70,7 +70,7 @@ class TenantShare:
         self.counter = 0.0
         """Weighted tokens of service."""
         self.order = (0.0, number)
-        self.place = -1
+        self.entry: Entry | None = None
         self.waiting = ArrivalQueue()
         self.live = 0
         """Requests placed that have not ended."""
@@ -84,7 +84,7 @@ class ShareQueue:
     def __init__(self, rules: FairRules) -> None:
         self._rules = rules
         self._shares: dict[TenantId, TenantShare] = {}
-        self._active: LeastHeap[TenantShare] = LeastHeap()
+        self._active: RankedList[TenantShare] = RankedList()
         """Those with something waiting."""
         self._virtual_time = 0.0
         """The least counter of the active, as far as it had come when somebody came or left."""
@@ -102,7 +102,7 @@ class ShareQueue:
 
     @property
     def num_moves(self) -> int:
-        """Places of the heap written or looked at so far."""
+        """Tenants put in their place, or looked at, so far."""
         return self._active.num_moves
 
     def get(self, tenant: TenantId) -> TenantShare | None:
@@ -159,7 +159,7 @@ class ShareQueue:
     def charge(self, share: TenantShare, cost: float) -> None:
         """Count service (or take back what was counted wrongly)."""
         self._set(share, share.counter + cost / share.weight)
-        if share.place >= 0:
+        if share.entry is not None:
             self._active.moved(share)
         elif not self._active:
             # While nobody waits nobody is behind: the next ones begin where the furthest is.
@@ -181,11 +181,14 @@ class ShareQueue:
             self._hold(held)
         rules = self._rules
         window = self._window = self._active.least(rules.window, rules.quantum, self._held)
-        heads = [share.waiting.first for share in window]
-        if len(heads) > 1:
+        heads = [head for share in window if (head := share.waiting.first) is not None]
+        prefixes = [_prefix(head) for head in heads]
+        # Mostly no prefix is longer than another, and then who has had least goes first as it is.
+        is_level = len(heads) < 2 or min(prefixes) == max(prefixes)
+        if not is_level or (window and max([share.passed for share in window]) >= rules.max_passes):
             ranks = [
-                (share.passed < rules.max_passes, -_prefix(head), place, head)
-                for place, (share, head) in enumerate(zip(window, heads, strict=True))
+                (share.passed < rules.max_passes, -prefix, place, head)
+                for place, (share, prefix, head) in enumerate(zip(window, prefixes, heads, strict=True))
             ]
             ranks.sort()
             heads = [rank[3] for rank in ranks]

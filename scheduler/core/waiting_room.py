@@ -26,6 +26,8 @@ class WaitingRoom:
         self._queues: dict[QueueName, dict[RequestId, WaitingRequest]] = {}
         """In the order of arrival; none is empty."""
         self._by_gateway: dict[GatewayId, dict[RequestId, None]] = {}
+        self._num_long: dict[str, int] = {}
+        """Long requests by model; none is 0."""
         self._deadlines: list[tuple[float, int, WaitingRequest]] = []
         self._order = 0
 
@@ -37,7 +39,7 @@ class WaitingRoom:
 
     def has_long(self, model: str) -> bool:
         """Say whether a long request of a model waits."""
-        return any((band, RequestClass.LONG, model) in self._queues for band in Band)
+        return model in self._num_long
 
     def all(self) -> list[WaitingRequest]:
         """Return everything that waits. O(queue): for rare events."""
@@ -64,6 +66,7 @@ class WaitingRoom:
         self._by_gateway.setdefault(request.gateway, {})[request.key.request_id] = None
         self._queues.setdefault(self._name(request), {})[request.key.request_id] = request
         self.tenants.came(request.acquire)
+        self._count_long(request, 1)
         self.num_tokens += request.acquire.num_prompt_tokens
         self.policy.add(request)
         if request.deadline is not None:
@@ -109,11 +112,19 @@ class WaitingRoom:
         if not queue:
             del self._queues[name]
         self.tenants.left(request.acquire)
+        self._count_long(request, -1)
         self.num_tokens -= request.acquire.num_prompt_tokens
         # Deadlines of requests long placed must not pile up.
         if len(self._deadlines) > 1024 + 2 * len(self._requests):
             self._deadlines = [entry for entry in self._deadlines if self._waits(entry[2])]
             heapq.heapify(self._deadlines)
+
+    def _count_long(self, request: WaitingRequest, change: int) -> None:
+        model = request.acquire.model
+        if request.acquire.request_class is RequestClass.LONG:
+            self._num_long[model] = self._num_long.get(model, 0) + change
+            if not self._num_long[model]:
+                del self._num_long[model]
 
     @staticmethod
     def _name(request: WaitingRequest) -> QueueName:
