@@ -17,6 +17,7 @@ from services.domain.kv_layout import PAGE_SIZES, KvFormat
 from worker.engine.config import MAX_SCORED_TOKENS
 from worker.executors.native.packed_size import packed_bytes
 from worker.executors.weights.loader import open_model
+from worker.executors.weights.packed.scheme import read_scheme
 from worker.memory_plan import (
     MemoryPlan,
     Setup,
@@ -31,6 +32,7 @@ from worker.models.registry import build_model
 from worker.plan.op import Plan
 
 _EXIT_TOO_LITTLE = 1
+_STORAGE_OF_BITS = {16: WeightStorage.BF16, 8: WeightStorage.INT8, 4: WeightStorage.INT4}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -41,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         budget = parse_bytes(args.memory)
     except ValueError as exc:
         raise ConfigError(f"--memory: {exc}") from exc
-    plan, max_positions, shipped_bytes = _model(args.model)
+    plan, max_positions, shipped = _model(args.model)
     try:
         workload = Workload(
             context_tokens=args.context or max_positions,
@@ -54,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"quire plan: {exc}") from exc
     if workload.context_tokens > max_positions:
         raise ConfigError(f"--context {workload.context_tokens} is more than the model's {max_positions}")
-    weights, shipped_bytes = _weights(plan, args.weights, shipped_bytes)
+    weights, shipped_bytes = _weights(plan, args.weights, shipped)
     setup = Setup(weights=weights, kv=KvFormat(args.kv), workload=workload, shipped_bytes=shipped_bytes)
     wanted = plan_memory(plan, setup, budget)
     changes = [] if wanted.fits else changes_that_fit(plan, setup, budget)
@@ -80,7 +82,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", type=int, default=300, help="tokens of a typical answer [300]")
     parser.add_argument("--concurrency", type=int, default=32, help="requests at once [32]")
     parser.add_argument(
-        "--weights", choices=[*WeightStorage], help="[as the files hold them; bf16 for a config.json alone]"
+        "--weights",
+        choices=[*WeightStorage],
+        help="[as the files hold them; for a config.json alone as its quantization_config says, or bf16]",
     )
     parser.add_argument("--kv", choices=[*KvFormat], default=KvFormat.BF16, help="[bf16]")
     parser.add_argument("--page-size", type=int, choices=PAGE_SIZES, default=16, help="tokens in a page [16]")
@@ -88,15 +92,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _weights(plan: Plan, wanted: str | None, shipped_bytes: int | None) -> tuple[WeightStorage, int | None]:
+def _weights(
+    plan: Plan, wanted: str | None, shipped: int | WeightStorage
+) -> tuple[WeightStorage, int | None]:
     """Return how weights are stored, and their bytes where the files say them."""
-    if wanted is not None or shipped_bytes is None:
-        return WeightStorage(wanted or WeightStorage.BF16), None
-    return nearest_storage(plan, shipped_bytes), shipped_bytes
+    if wanted is not None:
+        return WeightStorage(wanted), None
+    if isinstance(shipped, WeightStorage):
+        return shipped, None
+    return nearest_storage(plan, shipped), shipped
 
 
-def _model(name: str) -> tuple[Plan, int, int | None]:
-    """Return the plan of what `name` means, its longest context, and its weights' bytes if they are here.
+def _model(name: str) -> tuple[Plan, int, int | WeightStorage]:
+    """Return the plan of what `name` means, its longest context, and its weights' bytes.
+
+    Where there are no weights, only a config.json, it says how matrices are held instead of the bytes.
 
     Raises:
         FatalError: It cannot be read, or is no model that we compute.
@@ -105,17 +115,19 @@ def _model(name: str) -> tuple[Plan, int, int | None]:
     try:
         if path.name.endswith(".json") and path.is_file():
             config = normalise_config(read_json(path))
+            scheme = read_scheme(config)
             # How matrices are packed changes no shape.
             config.pop("quantization_config", None)
-            model, shipped_bytes = build_model(config), None
+            model = build_model(config)
+            shipped: int | WeightStorage = _STORAGE_OF_BITS[scheme.widest_bits if scheme else 16]
         else:
             model, weights = open_model(open_artifact(resolve(name)))
-            shipped_bytes = packed_bytes(model.plan, weights)
+            shipped = packed_bytes(model.plan, weights)
     except (ArtifactError, UnsupportedModel) as exc:
         raise FatalError(f"{name}: {exc}" if isinstance(exc, UnsupportedModel) else str(exc)) from exc
     except (OSError, ValueError) as exc:
         raise FatalError(f"{path}: not a readable config.json ({exc})") from exc
-    return model.plan, model.config.max_positions, shipped_bytes
+    return model.plan, model.config.max_positions, shipped
 
 
 def _show(plan: Plan, setup: Setup, wanted: MemoryPlan, changes: Sequence[MemoryPlan]) -> None:

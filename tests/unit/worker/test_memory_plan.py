@@ -129,6 +129,28 @@ def test_the_command_works_from_a_config_alone(
 
 
 @pytest.mark.parametrize(
+    ("packed", "held"),
+    [
+        ({}, "bf16"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}, "int4"),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 32, "desc_act": False, "sym": True}, "int8"),
+    ],
+)
+def test_a_config_alone_says_how_its_weights_are_held(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes], packed: dict[str, object], held: str
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG | ({"quantization_config": packed} if packed else {})))
+    sizes = []
+    for flags in ([], ["--weights", held]):
+        main([str(path), "--memory", "24GB", "--context", "4096", "--json", *flags])
+        printed = json.loads(capsysbinary.readouterr().out)
+        assert printed["weights"] == held
+        sizes.append(printed["weight_bytes"])
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize(
     ("flags", "error", "says"),
     [
         (["--memory", "much"], ConfigError, "--memory"),

@@ -37,6 +37,10 @@ class AwqScheme:
 
     group: int | None
 
+    @property
+    def widest_bits(self) -> int:
+        return _BITS
+
     def take(self, module: str, tensors: dict[str, TensorRef], shape: tuple[int, int]) -> PackedMatrix | None:
         """Remove a module's tensors and return its matrix, None when it is not packed (see `Scheme`)."""
         if f"{module}.qweight" not in tensors:

@@ -58,6 +58,10 @@ class CompressedTensorsScheme:
 
     groups: tuple[_Group, ...]
 
+    @property
+    def widest_bits(self) -> int:
+        return max(group.bits for group in self.groups)
+
     def take(self, module: str, tensors: dict[str, TensorRef], shape: tuple[int, int]) -> PackedMatrix | None:
         """Remove a module's tensors and return its matrix, None when it is not packed (see `Scheme`)."""
         if f"{module}.weight_packed" not in tensors:

@@ -61,6 +61,10 @@ class GptqScheme:
     group: int | None
     is_version_1: bool
 
+    @property
+    def widest_bits(self) -> int:
+        return self.bits
+
     def take(self, module: str, tensors: dict[str, TensorRef], shape: tuple[int, int]) -> PackedMatrix | None:
         """Remove a module's tensors and return its matrix, None when it is not packed (see `Scheme`)."""
         if f"{module}.qweight" not in tensors:

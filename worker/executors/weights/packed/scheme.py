@@ -18,6 +18,10 @@ from worker.models.errors import UnsupportedModel
 class Scheme(Protocol):
     """How one checkpoint packs its matrices."""
 
+    @property
+    def widest_bits(self) -> int:
+        """Bits of a code, of the widest ones where they differ."""
+
     def take(self, module: str, tensors: dict[str, TensorRef], shape: tuple[int, int]) -> PackedMatrix | None:
         """Remove a module's tensors from `tensors` and return its matrix; None when it is not packed.
 
