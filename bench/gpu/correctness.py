@@ -123,13 +123,13 @@ def check_fused_rows(context: BenchContext) -> None:
 
 
 CHECKS = (
-    Check("decode attention, bf16 KV", lambda context: check_decode(context, KvFormat.BF16)),
-    Check("decode attention, int8 KV", lambda context: check_decode(context, KvFormat.INT8)),
-    Check("ragged attention, bf16 KV", lambda context: check_prefill(context, KvFormat.BF16)),
-    Check("ragged attention, int8 KV", lambda context: check_prefill(context, KvFormat.INT8)),
-    Check("W4A16 product", check_w4a16),
-    Check("W8A8 product", check_w8a8),
-    Check("norm and gate, fused and quantised", check_fused_rows),
+    Check("decode attention bf16", lambda context: check_decode(context, KvFormat.BF16)),
+    Check("decode attention int8", lambda context: check_decode(context, KvFormat.INT8)),
+    Check("ragged attention bf16", lambda context: check_prefill(context, KvFormat.BF16)),
+    Check("ragged attention int8", lambda context: check_prefill(context, KvFormat.INT8)),
+    Check("w4a16", check_w4a16),
+    Check("w8a8", check_w8a8),
+    Check("norm and gate", check_fused_rows),
 )
 
 

@@ -54,34 +54,48 @@ def load(context: BenchContext, kv_format: KvFormat, *, is_int4: bool) -> Loaded
     sizes = context.sizes
     steps = (sizes.step, sizes.compared_step)
     model = build_model(sizes.model)
-    weights = RandomWeights(model.plan.parameters, group=sizes.group if is_int4 else None)
-    executor = TritonExecutor(
-        model,
-        weights,
-        name="random",
-        revision="random",
+    limits = StepLimits(
+        max_sequences=max(count for count, _ in steps),
+        max_step_tokens=max(sizes.prefill_chunk, *(count for count, _ in steps)),
+        max_context_tokens=max(length for _, length in steps),
         page_size=_PAGE_SIZE,
-        dtype=torch.bfloat16,
-        kv_format=kv_format,
-        int8_rows=True,
-        limits=StepLimits(
-            max_sequences=max(count for count, _ in steps),
-            max_step_tokens=max(sizes.prefill_chunk, *(count for count, _ in steps)),
-            max_context_tokens=max(length for _, length in steps),
-            page_size=_PAGE_SIZE,
-        ),
-        graph_sizes=[count for count, _ in steps],
-        stream=stream_on(context.device),
     )
+    graph_sizes = [count for count, _ in steps]
+    executor = make_executor(context, model, kv_format, limits, graph_sizes=graph_sizes, is_int4=is_int4)
     layout = KvLayout(
         format=kv_format,
         num_layers=model.plan.num_layers,
         num_kv_heads=model.plan.num_kv_heads,
         head_dim=model.plan.head_dim,
-        page_size=executor.profile.page_size,
+        page_size=_PAGE_SIZE,
     )
     executor.allocate(max(count * -(-length // layout.page_size) for count, length in steps))
     return LoadedModel(model, executor, layout)
+
+
+def make_executor(
+    context: BenchContext,
+    model: BuiltModel,
+    kv_format: KvFormat,
+    limits: StepLimits,
+    *,
+    graph_sizes: list[int],
+    is_int4: bool,
+) -> TritonExecutor:
+    """Return an executor of random weights whose memory is not allocated yet."""
+    return TritonExecutor(
+        model,
+        RandomWeights(model.plan.parameters, group=context.sizes.group if is_int4 else None),
+        name="random",
+        revision="random",
+        page_size=limits.page_size,
+        dtype=torch.bfloat16,
+        kv_format=kv_format,
+        int8_rows=True,
+        limits=limits,
+        graph_sizes=graph_sizes,
+        stream=stream_on(context.device),
+    )
 
 
 def bf16_rows(context: BenchContext) -> tuple[list[Row], float]:

@@ -26,6 +26,8 @@ class Run:
     folder: Path
     checks: dict[str, str] = field(default_factory=dict)
     """By name: `ok`, or what is wrong."""
+    wrong: set[str] = field(default_factory=set)
+    """Checks that failed in more than last bits."""
     rows: list[Row] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)

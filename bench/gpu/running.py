@@ -6,7 +6,7 @@ Knows the order and the estimates; what a part measures is its own module's.
 import importlib
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -31,16 +31,49 @@ class Runner:
     def __init__(self, run: results.Run, budget: Budget, *, only: str) -> None:
         self._run, self._budget, self._only = run, budget, only
 
-    def part(self, name: str, estimate_s: float, measure: Callable[[], list[Row]]) -> None:
-        """Run a part unless it would not end in time; an error is a line and the next part begins."""
+    def part(
+        self,
+        name: str,
+        estimate_s: float,
+        measure: Callable[[], list[Row]],
+        *,
+        rests_on: Sequence[str] = (),
+    ) -> None:
+        """Run a part unless it would not end in time; an error is a line and the next part begins.
+
+        Args:
+            name: Of the part.
+            estimate_s: Seconds that it takes, compilation included.
+            measure: Does it.
+            rests_on: Checks without which it would time the wrong work.
+        """
         if self._only not in name:
             return
-        refusal = self._budget.refusal(estimate_s)
+        wrong = [check for check in rests_on if check in self._run.wrong]
+        refusal = f"wrong: {', '.join(wrong)}" if wrong else self._budget.refusal(estimate_s)
         if refusal is not None:
             self._skip(Skipped(name=name, reason=refusal))
         else:
             self._measure(name, measure)
         self._run.write()
+
+    def check(self, name: str, run: Callable[[], None]) -> None:
+        """Run a comparison and keep what it says."""
+        try:
+            run()
+            text = "ok"
+        except NotHere as exc:
+            self._skip(Skipped(name=name, reason=str(exc)))
+            return
+        except BitsDiffer as exc:
+            # What is timed is still the work.
+            text = str(exc)
+        except Exception as exc:
+            traceback.print_exc()
+            text = f"{type(exc).__name__}: {exc}"
+            self._run.wrong.add(name)
+        self._run.checks[name] = text
+        print(f"{name}: {text}", flush=True)
 
     def _measure(self, name: str, measure: Callable[[], list[Row]]) -> None:
         began = self._budget.spent_s
@@ -85,34 +118,25 @@ def run_all(
     budget = Budget(budget_s, lambda: time.monotonic() - began)
     print(", ".join(f"{name} {value}" for name, value in run.machine.items()), flush=True)
     runner = Runner(run, budget, only=only)
-    if not _check_all(context, run):
-        print(f"what is wrong is not timed; results in {run.write()}")
-        return run
+    for check in CHECKS:
+        runner.check(check.name, lambda check=check: check.run(context))  # type: ignore[misc]
+    for kv_format in (KvFormat.BF16, KvFormat.INT8):
+        runner.check(
+            f"steps {kv_format}",
+            lambda f=kv_format: _module("step_check").check_steps(context, f),  # type: ignore[misc]
+        )
     print(f"  (correctness: {budget.spent_s:.1f} s)", flush=True)
     runner.part("rates", 5, lambda: _rates(context, run))
     for kv_format in (KvFormat.BF16, KvFormat.INT8):
-        runner.part(f"decode attention {kv_format}", 8, lambda f=kv_format: [decode_row(context, f)])
-    runner.part("prefill attention", 8, lambda: [prefill_row(context)])
-    runner.part("w4a16", 12, lambda: w4a16_rows(context))
-    runner.part("w8a8", 8, lambda: [w8a8_row(context)])
+        name = f"decode attention {kv_format}"
+        runner.part(name, 8, lambda f=kv_format: [decode_row(context, f)], rests_on=[name])
+    runner.part("prefill attention", 8, lambda: [prefill_row(context)], rests_on=["ragged attention bf16"])
+    runner.part("w4a16", 12, lambda: w4a16_rows(context), rests_on=["w4a16"])
+    runner.part("w8a8", 8, lambda: [w8a8_row(context)], rests_on=["w8a8"])
     _run_model(runner, context)
     runner.part("serving", 40, lambda: _serve(context, run, budget))
     print(f"{budget.spent_s:.0f} s in all; results in {run.write()}")
     return run
-
-
-def _check_all(context: BenchContext, run: results.Run) -> bool:
-    """Run all comparisons; return whether what is timed is the right work."""
-    is_right = True
-    for check in CHECKS:
-        try:
-            check.run(context)
-            run.checks[check.name] = "ok"
-        except AssertionError as exc:
-            run.checks[check.name] = str(exc) or "differs"
-            is_right = is_right and isinstance(exc, BitsDiffer)
-        print(f"{check.name}: {run.checks[check.name]}", flush=True)
-    return is_right
 
 
 def _rates(context: BenchContext, run: results.Run) -> list[Row]:
@@ -142,8 +166,8 @@ def _run_model(runner: Runner, context: BenchContext) -> None:
             raise NotHere("there is no bf16 figure to compare with")
         return [_module("model_rows").int4_row(context, tokens_per_s[0])]
 
-    runner.part("decode step", 60, bf16)
-    runner.part("int4 against bf16", 60, int4)
+    runner.part("decode step", 60, bf16, rests_on=["steps bf16"])
+    runner.part("int4 against bf16", 60, int4, rests_on=["steps int8", "w4a16"])
 
 
 def _serve(context: BenchContext, run: results.Run, budget: Budget) -> list[Row]:

@@ -54,6 +54,10 @@ class Sizes:
     """The same where INT4 is compared with bf16."""
     prefill_chunk: int
     """Tokens in a step that fills the pages."""
+    checked_model: dict[str, Any]
+    """Small enough for the torch executor on a CPU."""
+    checked_step: tuple[int, int]
+    """Sequences and context of the steps that are compared with it."""
     served: Served
 
 
@@ -91,6 +95,15 @@ TABLE = Sizes(
     step=(64, 1024),
     compared_step=(16, 2048),
     prefill_chunk=4096,
+    # Heads and widths of the 8B, whose kernels are compiled anyhow.
+    checked_model={
+        **LLAMA3_8B,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 1,
+        "vocab_size": 1024,
+        "max_position_embeddings": 1024,
+    },
+    checked_step=(2, 600),
     served=Served(
         # Heads, groups and widths of the 8B, whose kernels are compiled by then; two layers of it.
         config={
@@ -135,6 +148,8 @@ TINY = Sizes(
     step=(2, 20),
     compared_step=(2, 20),
     prefill_chunk=32,
+    checked_model=_TINY_MODEL,
+    checked_step=(2, 20),
     served=Served(
         config=_TINY_MODEL,
         num_prompt=20,

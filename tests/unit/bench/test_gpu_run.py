@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.gpu.budget import Budget
+from bench.gpu.correctness import BitsDiffer
 from bench.gpu.goals import DECODE_ATTENTION, GOALS, Row
 from bench.gpu.results import Run, now
 from bench.gpu.running import NotHere, Runner
@@ -128,6 +129,32 @@ def test_parts_that_fail_or_lack_something_are_lines_and_the_next_one_begins(tmp
         "third: not measured: takes about 1 s, 0 s of 45 s are left",
         "last: not measured: takes about 5 s, 0 s of 45 s are left",
     ]
+
+
+def test_what_is_wrong_is_not_timed_and_what_differs_in_its_last_bits_is(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    runner = Runner(run, Budget(45.0, lambda: 0.0), only="")
+    good = Row(goal=DECODE_ATTENTION, figure=9.0, bound=10.0, unit="GB/s")
+
+    def fails(error: Exception) -> None:
+        raise error
+
+    runner.check("right", lambda: None)
+    runner.check("bits", lambda: fails(BitsDiffer("other bits alone")))
+    runner.check("wrong", lambda: fails(AssertionError("off by 2")))
+    runner.check("broken", lambda: fails(RuntimeError("does not compile")))
+    runner.check("absent", lambda: fails(NotHere("grpc is not here")))
+    assert run.checks == {
+        "right": "ok",
+        "bits": "other bits alone",
+        "wrong": "AssertionError: off by 2",
+        "broken": "RuntimeError: does not compile",
+    }
+    runner.part("first", 1.0, lambda: [good], rests_on=["right", "bits", "absent"])
+    runner.part("second", 1.0, lambda: [good], rests_on=["right", "wrong", "broken"])
+    assert run.rows == [good]
+    assert run.skipped[-1].line() == "second: not measured: wrong: wrong, broken"
+    assert not run.is_good
 
 
 def test_only_the_parts_that_are_named_are_measured(tmp_path: Path) -> None:
