@@ -90,7 +90,7 @@ def device_room(use: DeviceUse, fraction: float | None) -> KvRoom:
     """Return what is left for the KV pool: all of it, or a fraction.
 
     Worked number: 143,771 MiB of which 143,000 are free, weights of 15,317, a largest step of 1,250 and a
-    reserve of 7,188 (a twentieth) leave 119,245 MiB.
+    reserve of 7,189 (a twentieth) leave 119,244 MiB.
 
     Raises:
         TooLittleMemory: Nothing is left.

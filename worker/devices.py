@@ -14,8 +14,6 @@ from typing import Protocol
 
 INTERPRETER_VARIABLE = "TRITON_INTERPRET"
 """Set to 1, kernels are interpreted on the CPU: for tests."""
-OLDEST_CAPABILITY = (8, 0)
-"""Of NVIDIA's: what kernels are compiled for begins with sm_80."""
 _EXTRAS = "pip install 'quire[torch,triton]'"
 
 
@@ -92,7 +90,7 @@ def find_device(dev: Path = Path("/dev")) -> Device:
 
     Raises:
         NoDevice: There is none.
-        UnusableDevice: There is one, but torch, Triton or its driver does not reach it, or it is too old.
+        UnusableDevice: There is one, but torch, Triton or its driver does not reach it, or no tiles fit it.
     """
     if is_interpreted():
         raise NoDevice(f"kernels are interpreted here ({INTERPRETER_VARIABLE}=1)")

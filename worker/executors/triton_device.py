@@ -12,12 +12,14 @@ from services.artifacts.artifact import ModelArtifact
 from services.artifacts.model_cache import cache_folder
 from services.chassis.fatal import FatalError
 from services.domain.kv_layout import KvFormat
-from worker.devices import OLDEST_CAPABILITY, Device, DeviceMemory, UnusableDevice
+from worker.devices import Device, DeviceMemory, UnusableDevice
 from worker.executors.base import StepLimits
 from worker.executors.triton_executor import TritonExecutor, load_triton_executor
 from worker.kernels.dtypes_triton import chip_of
 from worker.memory import MIB, free_memory_bytes
 
+SERVED = ("sm_8", "sm_9", "sm_10", "gfx942")
+"""Beginnings of the architectures that tiles fit: sm_86 and sm_89 take those of sm_80."""
 _ACTIVATIONS = {
     KvFormat.F32: torch.float32,
     KvFormat.BF16: torch.bfloat16,
@@ -63,23 +65,30 @@ def first_visible() -> Gpu:
     """Return the first GPU that the driver shows this process.
 
     Raises:
-        UnusableDevice: torch reaches none, or it is older than what kernels are compiled for.
+        UnusableDevice: torch reaches none, or its blocks have less room than any chip's tiles need.
     """
     if not torch.cuda.is_available():
-        is_cpu_build = torch.version.cuda is None and getattr(torch.version, "hip", None) is None
+        is_cpu_build = torch.version.cuda is None and torch.version.hip is None
         why = (
             "is a build for CPUs: install one for CUDA or ROCm"
             if is_cpu_build
             else "reaches none: look at the driver (nvidia-smi, rocminfo) and at CUDA_VISIBLE_DEVICES"
         )
         raise UnusableDevice(f"there is a GPU here, but torch {torch.__version__} {why}")
-    capability = torch.cuda.get_device_capability(0)
-    if getattr(torch.version, "hip", None) is None and capability < OLDEST_CAPABILITY:
+    chip = _chip_name()
+    if not chip.startswith(SERVED):
         raise UnusableDevice(
-            f"{torch.cuda.get_device_name(0)} is sm_{capability[0]}{capability[1]},"
-            f" kernels need sm_{OLDEST_CAPABILITY[0]}{OLDEST_CAPABILITY[1]} or newer"
+            f"{torch.cuda.get_device_name(0)} is {chip}: kernels have tiles for {', '.join(SERVED)} alone"
         )
     return Gpu(0)
+
+
+def _chip_name() -> str:
+    """Return what the driver calls the first GPU's architecture, such as sm_90 or gfx942."""
+    if torch.version.hip:
+        return str(torch.cuda.get_device_properties(0).gcnArchName)
+    major, minor = torch.cuda.get_device_capability(0)
+    return f"sm_{major}{minor}"
 
 
 def load_on(

@@ -62,20 +62,46 @@ def test_a_torch_that_reaches_no_gpu_says_what_to_do(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.usefixtures("compiled")
-def test_a_gpu_older_than_the_kernels_is_refused_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("capability", "tiles"), [((8, 0), "sm_80"), ((8, 9), "sm_80"), ((9, 0), "sm_90")])
+def test_a_gpu_whose_tiles_we_have_is_found(
+    capability: tuple[int, int], tiles: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fake_cuda(monkeypatch, capability)
+    found = find_device(nodes(tmp_path, "nvidia0"))
+    assert (found.name, found.label) == ("cuda:0", f"Some GPU ({tiles})")
+    assert found.uuid == "GPU-0e2b4c6d-0000-1111-2222-333344445555"
+    assert found.compiles
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("capability", [(7, 5), (12, 0)])
+def test_a_gpu_that_no_tile_fits_is_refused_by_name(
+    capability: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_cuda(monkeypatch, capability)
+    with pytest.raises(UnusableDevice, match=rf"Some GPU is sm_{capability[0]}{capability[1]}: kernels have"):
+        find_device(nodes(tmp_path, "nvidia0"))
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize(("chip", "is_served"), [("gfx942:sramecc+:xnack-", True), ("gfx1100", False)])
+def test_amds_chips_are_told_apart(
+    chip: str, is_served: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_cuda(monkeypatch, (9, 4), chip)
+    if is_served:
+        assert find_device(nodes(tmp_path, "kfd")).label == "Some GPU (gfx942)"
+        return
+    with pytest.raises(UnusableDevice, match="Some GPU is gfx1100"):
+        find_device(nodes(tmp_path, "kfd"))
+
+
+def fake_cuda(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], amd: str | None = None) -> None:
     import torch
 
+    properties = SimpleNamespace(uuid="0e2b4c6d-0000-1111-2222-333344445555", gcnArchName=amd)
+    monkeypatch.setattr(torch.version, "hip", None if amd is None else "7.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
-    with pytest.raises(UnusableDevice, match="Tesla T4 is sm_75, kernels need sm_80 or newer"):
-        find_device(nodes(tmp_path, "nvidia0"))
-    properties = SimpleNamespace(uuid="0e2b4c6d-0000-1111-2222-333344445555")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    found = find_device(tmp_path)
-    assert (found.name, found.label) == ("cuda:0", "NVIDIA H200 (sm_90)")
-    assert found.uuid == "GPU-0e2b4c6d-0000-1111-2222-333344445555"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
