@@ -14,6 +14,7 @@ from worker.kernels.paged_attention_triton import (
     PagedBatch,
     SplitMemory,
     decode_attention,
+    lanes_of,
     ragged_attention,
 )
 
@@ -36,7 +37,7 @@ def decode_row(context: BenchContext, kv_format: KvFormat) -> Row:
         head_dim=sizes.head_dim,
         device=context.device,
     )
-    lanes = memory.tops.shape[1]
+    lanes = lanes_of(count, sizes.num_kv_heads, memory)
     seconds = context.timer.kernels(
         [lambda: decode_attention(q, kv, out, batch, memory, lanes=lanes, scale=sizes.head_dim**-0.5)]
     )

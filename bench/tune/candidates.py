@@ -14,16 +14,13 @@ from worker.kernels.paged_attention_tuning import Tile as AttentionTile
 RUNGS = (Rung(16, (1, 16)), Rung(64, (64,)), Rung(1 << 20, (512, 4096)))
 """Rows that decode alone, decode in a batch and prefill have."""
 
-_W_TILES = {
-    "sm_80": ((64, 4), (128, 8)),
-    "sm_90": ((64, 4), (128, 8)),
-    "sm_100": ((128, 4), (128, 8)),
-    "gfx942": ((64, 4), (128, 8)),
-}
-"""Rows of W and warps. Other pairs would multiply with another instruction on one rung than on the next."""
+_W_TILES = {"sm_100": ((128, 4), (128, 8))}
+_OTHER_W_TILES = ((64, 4), (128, 8))
+"""Rows of W and warps, by chip. Other pairs would multiply with another instruction on another rung."""
 _X_TILES = {16: (16,), 64: (32, 64), 1 << 20: (64, 128)}
 """Rows of x, by rung."""
-_STAGES = {"sm_80": (3, 4, 5), "sm_90": (3, 4, 6, 8), "sm_100": (3, 4, 6), "gfx942": (1, 2)}
+_STAGES = {"sm_80": (3, 4, 5), "sm_90": (3, 4, 6, 8), "gfx942": (1, 2)}
+_OTHER_STAGES = (3, 4, 6)
 _SPLITS = (1, 2, 4, 8)
 _LEAST_PIECE = 512
 """Columns of a piece of K: shorter ones cost more to add up than they gain."""
@@ -50,7 +47,7 @@ def attention_tiles(chip: str, kernel: Kernel) -> list[AttentionTile]:
 
 def _linear_tiles(chip: str, rung: Rung, block_k: int, splits: int) -> Iterator[LinearTile]:
     for (block_n, num_warps), block_m, num_stages in itertools.product(
-        _W_TILES[chip], _X_TILES[rung.rows], _STAGES[chip]
+        _W_TILES.get(chip, _OTHER_W_TILES), _X_TILES[rung.rows], _STAGES.get(chip, _OTHER_STAGES)
     ):
         yield LinearTile(
             block_n=block_n,

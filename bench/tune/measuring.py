@@ -23,6 +23,7 @@ from worker.kernels.paged_attention_triton import (
     SplitMemory,
     aot_kernels_of,
     decode_attention,
+    lanes_of,
     ragged_attention,
 )
 from worker.kernels.paged_attention_tuning import Kernel
@@ -97,7 +98,7 @@ class AttentionMeasure:
             call = partial(
                 decode_attention,
                 *(self._q, self._kv, self._out, self._batch, self._memory),
-                lanes=self._memory.tops.shape[1],
+                lanes=lanes_of(len(self._q), self._kv.shape[0], self._memory),
                 scale=self._head_dim**-0.5,
                 tile=tile,
             )
