@@ -118,6 +118,8 @@ class Suite:
     """What opens the gateway's admin door in this run; None: its configuration or environment says."""
     threads: int | None = None
     """Threads of each worker; None: each worker decides."""
+    num_gpus: int = 0
+    """NVIDIA GPUs of this machine, dealt to the workers in turn."""
     has_tls: bool = False
     """Whether the configuration or the environment has `[tls]`; the services read it themselves."""
 
@@ -229,6 +231,7 @@ def _worker(suite: Suite, index: int) -> Process:
         port=ports.worker(index),
         probe_port=ports.worker_probe(index),
         waits_for=("scheduler", "kvmanager"),
+        environment={"CUDA_VISIBLE_DEVICES": str(index % suite.num_gpus)} if suite.num_gpus > 1 else None,
     )
 
 

@@ -28,6 +28,7 @@ from services.launcher.models import find_models, names
 from services.launcher.session import Session
 from services.launcher.supervisor import check_ports
 from services.launcher.topology import LOOPBACK, Model, Ports, Suite, plan
+from worker.devices import device_nodes
 
 KEPT_RUNS = 20
 _EXAMPLES = """examples:
@@ -144,6 +145,7 @@ def _suite(config: UpConfig, folder: Path) -> Suite:
         insecure=config.insecure,
         kv_memory=config.kv_memory,
         threads=None if config.sim or num_workers == 1 else max(1, _num_cores() // num_workers),
+        num_gpus=0 if config.sim else device_nodes().nvidia,
         trace=_absolute_trace(config.trace),
         log_level=config.log_level,
         server_key=_drawn("server_key", config.config),

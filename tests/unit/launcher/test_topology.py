@@ -53,6 +53,14 @@ def test_no_two_processes_share_a_port() -> None:
     assert len(ports) == len(set(ports))
 
 
+@pytest.mark.parametrize(("num_gpus", "seen"), [(0, [None] * 3), (1, [None] * 3), (2, ["0", "1", "0"])])
+def test_gpus_are_dealt_to_the_workers_in_turn(num_gpus: int, seen: list[str | None]) -> None:
+    processes = by_name(dataclasses.replace(BASE, num_workers=3, num_gpus=num_gpus))
+    visible = {name: one.environment.get("CUDA_VISIBLE_DEVICES") for name, one in processes.items()}
+    assert [visible.pop(f"worker-{index}") for index in range(3)] == seen
+    assert set(visible.values()) == {None}
+
+
 def test_workers_are_dealt_to_the_models_in_turn() -> None:
     models = (Model("a", Path("/a")), Model("b", Path("/b")))
     suite = dataclasses.replace(BASE, models=models, num_workers=3)
