@@ -6,6 +6,7 @@ depend on the machine. Judges nothing: `tests/unit/scheduler/test_bench_tenants.
 
 `--audit` instead lets clients race for quotas in a real store, kills some, edits limits, and computes again
 from the store's own log whether any limit was exceeded (`tests/integration/test_quota_audit.py`, in small).
+`--side-channel` lets one tenant guess another's prompts and compares the times to its first tokens.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from bench.tenants.audit import Plan, audit
 from bench.tenants.controls import rows as control_rows
 from bench.tenants.fleet import UNBOUNDED
 from bench.tenants.scenarios import floors, locality, long_beside_short, noisy_neighbour, percentile, weighted
+from bench.tenants.side_channel import side_channel
 from scheduler.core.fair_queue import FairPolicy, as_vtc
 from scheduler.core.fifo import FifoPolicy
 from scheduler.core.policy import QueuePolicy
@@ -64,6 +66,14 @@ def show_audit(num_requests: int, num_tenants: int) -> None:
         print(f"  still reserved: {found.left or 'nothing'}; unknown to the log: {len(found.not_admitted)}")
 
 
+def show_side_channel(num_guesses: int) -> None:
+    """Print how well a tenant can tell another one's prompts, and its own, from fresh ones."""
+    for who, seen in asyncio.run(side_channel(num_guesses)).items():
+        apart = abs(seen.auc - 0.5) / seen.sigma
+        print(f"{who}: {seen.num_cached} of {num_guesses} guesses had cached tokens;", end=" ")
+        print(f"AUC of the TTFT {seen.auc:.4f}, {apart:.1f} sigma of {seen.sigma:.4f} from 0.5", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("--quiet", type=int, default=1020, help="requests of the quiet tenant")
@@ -71,10 +81,15 @@ def main() -> None:
     parser.add_argument("--audit", action="store_true", help="race for quotas and compute the limits again")
     parser.add_argument("--requests", type=int, default=10_000, help="of the audit")
     parser.add_argument("--tenants", type=int, default=200, help="of the audit")
+    parser.add_argument("--side-channel", action="store_true", help="guess another tenant's prompts")
+    parser.add_argument("--guesses", type=int, default=1000, help="of each kind")
     asked = parser.parse_args()
     configure_logging("bench", level="error")
     if asked.audit:
         show_audit(asked.requests, asked.tenants)
+        return
+    if asked.side_channel:
+        show_side_channel(asked.guesses)
         return
     row("", list(POLICIES))
     alone = noisy_neighbour(FairPolicy(), flood=False, num_quiet=asked.quiet)
