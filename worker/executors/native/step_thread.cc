@@ -29,6 +29,14 @@ void StepThread::begin(std::function<void()> work) {
 void StepThread::end() {
   std::unique_lock<std::mutex> lock(mutex_);
   if (state_ == State::kIdle) throw std::logic_error("no step has begun");
+  if (state_ == State::kBegun) {
+    // Nobody has taken it yet, and nobody will once this lock is gone.
+    state_ = State::kIdle;
+    const std::function<void()> work = std::exchange(work_, nullptr);
+    lock.unlock();
+    work();
+    return;
+  }
   changed_.wait(lock, [this] { return state_ == State::kDone; });
   state_ = State::kIdle;
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
@@ -39,15 +47,16 @@ void StepThread::run() {
   while (true) {
     changed_.wait(lock, [this] { return state_ == State::kBegun || is_ending_; });
     if (state_ != State::kBegun) return;
+    state_ = State::kRunning;
+    const std::function<void()> work = std::exchange(work_, nullptr);
     lock.unlock();
     std::exception_ptr error;
     try {
-      work_();
+      work();
     } catch (...) {
       error = std::current_exception();
     }
     lock.lock();
-    work_ = nullptr;
     error_ = error;
     state_ = State::kDone;
     changed_.notify_all();

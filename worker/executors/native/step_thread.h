@@ -1,6 +1,8 @@
 // The thread that runs an engine's steps, so that its caller can do something else meanwhile.
 //
-// Takes the caller's place in the pool. Sleeps when nothing runs; knows nothing of what a step is.
+// Takes the caller's place in the pool, unless the caller has nothing else to do before this thread has got a core:
+// then the caller runs the step itself, so that a busy machine costs no switch. Sleeps when nothing runs; knows
+// nothing of what a step is.
 #pragma once
 
 #include <condition_variable>
@@ -22,11 +24,11 @@ class StepThread {
   // Starts `work` and returns at once. Throws std::logic_error while other work has not been waited for.
   void begin(std::function<void()> work);
 
-  // Waits for the work that was begun, and throws what it threw. Throws std::logic_error when there is none.
+  // Waits for the work that was begun, or does it; throws what it threw. Throws std::logic_error when there is none.
   void end();
 
  private:
-  enum class State { kIdle, kBegun, kDone };
+  enum class State { kIdle, kBegun, kRunning, kDone };
 
   void run();
 
