@@ -7,6 +7,8 @@
 //   S layer window soft_cap scale T S P R, batch arrays, rope [R, head_dim], qkv [T, ..]
 //                             one step; writes q and out, [T, heads * head_dim] each
 //   D page                    writes the bytes of a page
+//   R window chunk T S P, batch arrays
+//                             writes how many chunks of so many keys a kv head's rows read, as int32
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -14,6 +16,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "attention_plan.h"
 
 namespace {
 
@@ -85,6 +88,22 @@ struct Probe {
     write(q.data(), q.size() * sizeof(float));
     write(out.data(), out.size() * sizeof(float));
   }
+
+  void count_reads() const {
+    const auto window = one<int32_t>(), chunk = one<int32_t>();
+    const auto num_tokens = one<int32_t>(), num_sequences = one<int32_t>(), width = one<int32_t>();
+    const auto positions = many<int32_t>(num_tokens), starts = many<int32_t>(num_sequences + 1);
+    const auto lengths = many<int32_t>(num_sequences);
+    const auto table = many<int32_t>(static_cast<int64_t>(num_sequences) * width);
+    const QuireBatch batch{num_tokens,       num_sequences,  0,           width,  nullptr,
+                           positions.data(), starts.data(),  lengths.data(), table.data(), nullptr};
+    quire::AttentionPlan plan;
+    quire::plan_attention(batch, {kv.page_size, num_heads, kv.num_kv_heads, window, chunk, pool->num_threads()},
+                          plan);
+    int32_t num_reads = 0;
+    for (const quire::AttentionWork& work : plan.works) num_reads += work.last_chunk - work.first_chunk;
+    write(&num_reads, sizeof num_reads);
+  }
 };
 
 }  // namespace
@@ -105,6 +124,9 @@ int main() {
           break;
         case 'D':
           write(probe.kv.pages + one<int32_t>() * probe.kv.page_bytes, static_cast<size_t>(probe.kv.page_bytes));
+          break;
+        case 'R':
+          probe.count_reads();
           break;
         default:
           return 2;

@@ -114,6 +114,23 @@ class Session:
         self._commands.append(b"D" + struct.pack("<i", page))
         self._dumps += 1
 
+    def count_reads(
+        self, program: Sequence[str], parts: Sequence[tuple[int, Sequence[int]]], window: int
+    ) -> int:
+        """Return how many chunks of 256 keys a decode step reads: of each sequence its context and pages."""
+        contexts = [context for context, _ in parts]
+        table = np.zeros((len(parts), max(len(pages) for _, pages in parts)), np.int32)
+        for i, (_, pages) in enumerate(parts):
+            table[i, : len(pages)] = pages
+        arrays = (np.array(contexts) - 1, np.arange(len(parts) + 1), np.array(contexts), table)
+        self._commands.append(
+            b"R"
+            + struct.pack("<5i", window, 256, len(parts), len(parts), table.shape[1])
+            + b"".join(array.astype(np.int32).tobytes() for array in arrays)
+        )
+        (num_reads,) = struct.unpack("<i", self._execute(program))
+        return int(num_reads)
+
     def run(self, program: Sequence[str]) -> list[list[Float32]]:
         """Return the attention output of every step, part by part: [rows, heads * head_dim] each."""
         return self._parse(self._execute(program))[0]

@@ -160,6 +160,54 @@ def test_sequences_that_share_pages_get_the_bits_of_their_own(
         assert np.array_equal(rows, own[-1:])
 
 
+# 4 chunks of 256 keys are shared and one is each sequence's own; a window of 512 hides the first two.
+@pytest.mark.parametrize(("window", "once", "each"), [(0, 4, 5), (512, 2, 3)])
+def test_pages_that_sequences_share_are_read_once_in_a_step(
+    program: list[str], window: int, once: int, each: int
+) -> None:
+    """Once for each tile of 16 sequences, whose rows fill the registers."""
+    shape = Shape(num_heads=3, num_pages=1)
+
+    def num_reads(*parts: tuple[int, list[int]]) -> int:
+        return Session(shape).count_reads(program, parts, window)
+
+    def sequence(number: int) -> tuple[int, list[int]]:
+        return 1030 + number, [*range(64), 64 + 2 * number, 65 + 2 * number]
+
+    assert num_reads(sequence(0)) == each
+    assert num_reads(*map(sequence, range(10))) == once + 10
+    assert num_reads(*map(sequence, range(30))) == 2 * once + 30
+    apart = [
+        (length, [200 + number, *pages[1:]])
+        for number, (length, pages) in enumerate(map(sequence, range(10)))
+    ]
+    assert num_reads(*apart) == 10 * each
+
+
+@pytest.mark.parametrize("window", [300, 700])
+def test_sequences_of_all_lengths_that_share_pages_under_a_window_get_their_own_bits(
+    program: list[str], shape: Shape, window: int
+) -> None:
+    """Some see all of a shared chunk, some its end, some nothing."""
+    prefix, look = make_rows(shape, 896, 1), Look(window=window)
+    whole = [
+        np.concatenate([prefix, make_rows(shape, n, 2 + n)]) for n in (1, 5, 60, 128, 200, 333, 500, 700)
+    ]
+    shared = list(range(896 // shape.page_size))
+    session = Session(dataclasses.replace(shape, num_pages=400, num_threads=2))
+    free = itertools.count(len(shared))
+    pages = [[*shared, *itertools.islice(free, num_pages(shape, len(rows) - 896))] for rows in whole]
+    session.step([Rows(whole[0], 0, pages[0])], look)
+    session.step([Rows(rows[896:], 896, ids) for rows, ids in zip(whole[1:], pages[1:], strict=True)], look)
+    last = [Rows(rows[-1:], len(rows) - 1, ids) for rows, ids in zip(whole, pages, strict=True)]
+    session.step(last, look)
+    session.step(last[2:5], look)
+    *_, decoded, some = session.run(program)
+    expected = [rows[-1:] for rows in alone(program, dataclasses.replace(shape, num_pages=400), whole, look)]
+    assert all(np.array_equal(rows, own) for rows, own in zip(decoded, expected, strict=True))
+    assert all(np.array_equal(rows, own) for rows, own in zip(some, expected[2:5], strict=True))
+
+
 @pytest.mark.failure("B025")
 @pytest.mark.parametrize(
     ("sick", "value"), [("q", np.nan), ("k", np.nan), ("v", np.nan), ("q", np.inf), ("v", -np.inf)]

@@ -82,17 +82,18 @@ class Planner {
 
   int32_t num_pages(int32_t sequence) const { return position(sequence) / shape_.page_size + 1; }
 
-  // Leading chunks that both sequences see in whole and that lie in the same pages. A window hides the first
-  // chunks, so nothing is shared then.
+  // Leading chunks that lie in the same pages for both sequences and end where both see them; 0 where a window hides
+  // all of these from one of the two.
   int32_t shared_chunks(int32_t a, int32_t b) const {
-    if (shape_.window > 0) return 0;
     const int32_t whole = std::min(position(a), position(b)) + 1;
     const int32_t most = std::min(num_pages(a), num_pages(b));
     const int32_t* pages_a = batch_.page_table + a * static_cast<int64_t>(batch_.table_width);
     const int32_t* pages_b = batch_.page_table + b * static_cast<int64_t>(batch_.table_width);
     int32_t same = 0;
     while (same < most && pages_a[same] == pages_b[same]) ++same;
-    return std::min<int64_t>(whole, static_cast<int64_t>(same) * shape_.page_size) / shape_.chunk;
+    const auto chunks =
+        static_cast<int32_t>(std::min<int64_t>(whole, static_cast<int64_t>(same) * shape_.page_size) / shape_.chunk);
+    return chunks > std::max(first_chunk(position(a)), first_chunk(position(b))) ? chunks : 0;
   }
 
   void split(int32_t sequence) {
@@ -115,12 +116,17 @@ class Planner {
     }
   }
 
+  // Of sequences [first, last) those that see the chunk read it together.
   void add_group(const std::vector<int32_t>& sequences, size_t first, size_t last, int32_t chunk) {
-    for (; first < last; first += max_members_) {
-      const size_t end = std::min(last, first + max_members_);
+    while (first < last) {
       const int32_t first_member = static_cast<int32_t>(plan_.tokens.size());
-      for (size_t i = first; i < end; ++i) plan_.tokens.push_back(batch_.query_start[sequences[i]]);
-      plan_.works.push_back({first_member, static_cast<int32_t>(end - first), chunk, chunk + 1, false});
+      int32_t count = 0;
+      for (; first < last && count < max_members_; ++first) {
+        if (first_chunk(position(sequences[first])) > chunk) continue;
+        plan_.tokens.push_back(batch_.query_start[sequences[first]]);
+        ++count;
+      }
+      if (count > 0) plan_.works.push_back({first_member, count, chunk, chunk + 1, false});
     }
   }
 
