@@ -20,12 +20,13 @@ from scheduler.core.request import Acquire
 from scheduler.core.rules import Rules
 from scheduler.core.share_queue import FairRules
 from scheduler.core.state import SchedulerCore
+from services.domain.bands import Bands
 from services.domain.capacity import Capacity
-from services.domain.generation import Band, Limits, RequestClass
+from services.domain.generation import Limits, RequestClass
 from services.domain.ids import Epoch, GatewayId, Namespace, RequestId, RequestKey, TenantId, WorkerId
 
 GATEWAY = GatewayId("gateway-0")
-BANDS = tuple(Band)
+BANDS = tuple(Bands())
 
 
 POLICIES: dict[str, Callable[[], QueuePolicy]] = {

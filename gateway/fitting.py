@@ -57,14 +57,14 @@ async def fit(
     """
     model = models.find_for(tenant, request.model)
     seed = secrets.randbits(64)
-    options = check(request, tenant, model.profile, seed)
+    options = check(request, tenant, model.profile, seed, models.bands)
     step = model.state.steps.get(options.band, Step.NONE)
     held = unheld(step, model.state.batch_wait_s)
     relief = relief_of(tenant.degradation, max(step, budget_step), model.local.name)
     if relief.smaller_model is not None:
         try:
             smaller = models.find(relief.smaller_model)
-            options_there = check(request, tenant, smaller.profile, seed)
+            options_there = check(request, tenant, smaller.profile, seed, models.bands)
             fitted = await _fit(request, tenant, salts, smaller, options_there, relief, encoder)
         except (InvalidField, NoWorker, UnknownModel):
             pass  # What does not fit the smaller model is served by its own.

@@ -25,8 +25,9 @@ from protos.gateway.v1 import gateway_pb2 as pb
 from protos.types.v1 import types_pb2
 from services.domain.degradation import Degraded
 from services.domain.errors import InvalidField
-from services.domain.generation import Band, RequestClass
+from services.domain.generation import RequestClass
 from services.rpc import convert
+from services.rpc.tenant_messages import band_name
 
 E = TypeVar("E", bound=IntEnum)
 
@@ -65,7 +66,7 @@ def request_from_pb(request: pb.GenerateRequest) -> GenerationRequest:
         num_logprobs=_optional(request, "logprobs"),
         return_token_ids=request.return_token_ids,
         echo=request.echo,
-        band=_enum("band", Band, request.band),
+        band=request.band_name.lower() or (band_name(request.band) if request.band else None),
         request_class=_enum("request_class", RequestClass, request.request_class),
         limits=convert.limits_from_pb(request.limits),
         cut_left=_cut_left(request.long_prompt),

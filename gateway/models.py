@@ -12,6 +12,7 @@ from typing import Protocol
 from gateway.core.request import ChatTurn
 from gateway.core.validation import ModelProfile
 from services.artifacts.artifact import open_artifact
+from services.domain.bands import Bands
 from services.domain.errors import ErrorDetail, NotYours, NoWorker, UnknownModel
 from services.domain.tenant import Tenant
 from services.rpc.gateway_values import ModelState
@@ -75,11 +76,23 @@ class ModelBook:
 
     Args:
         states: What the scheduler last said; asked for each time.
+        bands: The same of its bands.
     """
 
-    def __init__(self, models: Sequence[LocalModel], states: Callable[[], Mapping[str, ModelState]]) -> None:
+    def __init__(
+        self,
+        models: Sequence[LocalModel],
+        states: Callable[[], Mapping[str, ModelState]],
+        bands: Callable[[], Bands] = Bands,
+    ) -> None:
         self._local = {model.name: model for model in models}
         self._states = states
+        self._bands = bands
+
+    @property
+    def bands(self) -> Bands:
+        """Return the bands that a request may ask for now."""
+        return self._bands()
 
     def served(self) -> list[ModelState]:
         """Return the models that can be called now, by name."""

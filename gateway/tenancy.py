@@ -13,6 +13,7 @@ import orjson
 from gateway.core.directory import Change, Document, Kind
 from gateway.core.keys import key_to_document
 from gateway.tenant_feed import Edit, TenantFeed
+from services.domain.bands import Bands
 from services.domain.document_values import nearest_name, refused
 from services.domain.errors import ErrorDetail, InvalidField, NameTaken, StaleChange, UnknownTenant
 from services.domain.ids import TenantId
@@ -214,13 +215,17 @@ class TenantAdmin:
         return changes
 
     def _edit(self, changes: Sequence[Change]) -> Edit:
-        """Check that everything fits together afterwards."""
+        """Check that everything fits together afterwards, and that the scheduler has the bands. Before it was
+        heard, those count that there are where none are configured."""
         tenants = {
             TenantId(one.id): None if one.after is None else tenant_from_document(one.after)
             for one in changes
             if one.kind is Kind.TENANT
         }
+        bands = self._directory.bands or Bands()
         for name, after in tenants.items():
+            if after is not None:
+                bands.check("band", after.band)
             children = [one.id for one in self._directory.book.children(name) if one.id not in tenants]
             if after is None and children:
                 raise InvalidField("id", f"must be of a tenant without children, {name} has {children[0]}")

@@ -36,6 +36,7 @@ from gateway.usage import UsageReports
 from services.chassis.build import BUILD
 from services.chassis.metrics import Metrics
 from services.chassis.tls import Tls
+from services.domain.bands import Bands
 from services.domain.ids import Epoch
 from services.rpc.gateway_scheduler_link import SchedulerLink
 from services.rpc.gateway_worker_links import WorkerLinks
@@ -110,11 +111,17 @@ def build_parts(
     auth = Authenticator(tenants, server_key, time.time)
     feed = TenantFeed(tenants, tenant_log, auth.take_used)
     changed = asyncio.Event()
+
+    def on_change() -> None:
+        if scheduler.bands is not None:
+            tenants.set_bands(scheduler.bands)
+        changed.set()
+
     scheduler = SchedulerLink(
-        scheduler_channel, name=name, epoch=lambda: host.epoch, build=BUILD, on_change=changed.set
+        scheduler_channel, name=name, epoch=lambda: host.epoch, build=BUILD, on_change=on_change
     )
     workers = WorkerLinks(name=name, epoch=lambda: host.epoch, build=BUILD, spawn=host.spawn, tls=tls)
-    book = ModelBook(models, lambda: scheduler.models)
+    book = ModelBook(models, lambda: scheduler.models, lambda: scheduler.bands or Bands())
     encoder = PromptEncoder(executor, gateway_metrics.tokenized)
     table = LiveTable(max_live)
     store = OutagePolicy(quota)

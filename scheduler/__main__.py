@@ -45,8 +45,12 @@ _log = structlog.get_logger()
 async def serve(config: SchedulerConfig, tls: Tls | None, life: Lifecycle) -> None:
     """Serve until told to stop."""
     metrics = Metrics()
+    rules = config.rules()
     dispatcher = Dispatcher(
-        config.rules(), new_policy=config.new_policy, epoch=life.epoch, metrics=SchedulerMetrics(metrics)
+        rules,
+        new_policy=config.new_policy,
+        epoch=life.epoch,
+        metrics=SchedulerMetrics(metrics, rules.bands),
     )
     service = SchedulerService(dispatcher, name=config.name, build=BUILD)
     server = create_server(interceptors=[ErrorInterceptor(), *peers_only(tls, "gateway", "worker", OPERATOR)])

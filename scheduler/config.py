@@ -3,6 +3,7 @@
 Knows ranges; how values are read is the chassis' business.
 """
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -16,8 +17,11 @@ from scheduler.core.share_queue import FairRules
 from services.chassis.config import check_range
 from services.chassis.grpc import split_address
 from services.chassis.logging import LEVELS
+from services.domain.bands import Bands
 from services.domain.generation import Band
 from services.domain.ids import WorkerId
+
+_BAND_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 
 
 class Policy(StrEnum):
@@ -26,6 +30,18 @@ class Policy(StrEnum):
     FAIR = "fair"
     VTC = "vtc"
     FIFO = "fifo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BandConfig:
+    """One band."""
+
+    name: str
+    """1 to 64 lower-case letters, digits, `_`, `.` or `-`."""
+    floor: float = 0.0
+    """Part of the service that it gets while it waits, however busy the bands before it are; 0 to below 1."""
+    target_ms: int = 0
+    """Longest that its oldest request should wait before bands degrade; 0 to 3600000, 0 is never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,16 +68,12 @@ class SchedulerConfig:
     """Order of the queue: fair, vtc (fair, but blind to cached prefixes) or fifo."""
     fair_quantum: int = 4096
     """Tokens of service that a cached prefix may bring a tenant ahead of the least served; 0 to 10000000."""
-    standard_floor: float = 0.1
-    """Part of the service that the standard band gets however busy the interactive one is; 0 to 0.5."""
-    batch_floor: float = 0.05
-    """The same for the batch band; 0 to 0.5."""
-    interactive_target_ms: int = 0
-    """Longest that an interactive request should wait before bands degrade; 0 to 3600000, 0 is never."""
-    standard_target_ms: int = 0
-    """The same for the standard band and those below it."""
-    batch_target_ms: int = 0
-    """The same for the batch band."""
+    bands: tuple[BandConfig, ...] = (
+        BandConfig(name="interactive"),
+        BandConfig(name="standard", floor=0.1),
+        BandConfig(name="batch", floor=0.05),
+    )
+    """Bands, the first served first: 1 to 8 tables [[scheduler.bands]] of the configuration file."""
     degrade_after_ms: int = 5000
     """Milliseconds that the wait must be too long before each step; 0 to 600000."""
     recover_after_ms: int = 30_000
@@ -98,10 +110,7 @@ class SchedulerConfig:
         check_range("match_within_ms", self.match_within_ms, 1, 1000)
         check_range("submit_within_ms", self.submit_within_ms, 50, 60_000)
         check_range("fair_quantum", self.fair_quantum, 0, 10_000_000)
-        check_range("standard_floor", self.standard_floor, 0, 0.5)
-        check_range("batch_floor", self.batch_floor, 0, 0.5)
-        for name in ("interactive_target_ms", "standard_target_ms", "batch_target_ms"):
-            check_range(name, getattr(self, name), 0, 3_600_000)
+        self._check_bands()
         check_range("degrade_after_ms", self.degrade_after_ms, 0, 600_000)
         check_range("recover_after_ms", self.recover_after_ms, 0, 600_000)
         check_range("max_long_share", self.max_long_share, 0.05, 1)
@@ -120,15 +129,21 @@ class SchedulerConfig:
         """Return an empty queue."""
         if self.policy is Policy.FIFO:
             return FifoPolicy()
-        rules = FairRules(
-            quantum=self.fair_quantum,
-            floors={Band.STANDARD: self.standard_floor, Band.BATCH: self.batch_floor},
-        )
+        rules = self.fair_rules()
         return FairPolicy(rules if self.policy is Policy.FAIR else as_vtc(rules))
+
+    def fair_rules(self) -> FairRules:
+        """Return how tenants and bands share."""
+        return FairRules(
+            quantum=self.fair_quantum,
+            floors={band: one.floor for band, one in self._ranked()},
+            num_bands=len(self.bands),
+        )
 
     def rules(self) -> Rules:
         """Return the core's bounds."""
         return Rules(
+            bands=Bands(tuple(one.name for one in self.bands)),
             batch_wait_s=self.batch_wait_ms / 1000,
             match_within_s=self.match_within_ms / 1000,
             submit_within_s=self.submit_within_ms / 1000,
@@ -142,14 +157,23 @@ class SchedulerConfig:
             quarantine_s=self.quarantine_s,
         )
 
+    def _check_bands(self) -> None:
+        for one in self.bands:
+            if not _BAND_NAME.fullmatch(one.name):
+                raise ValueError(f"bands.name must be 1 to 64 of a-z, 0-9, _, . and -, got {one.name!r}")
+            check_range(f"bands.{one.name}.floor", one.floor, 0, 0.99)
+            check_range(f"bands.{one.name}.target_ms", one.target_ms, 0, 3_600_000)
+        Bands(tuple(one.name for one in self.bands))
+        floors = sum(one.floor for one in self.bands)
+        if floors >= 1:
+            raise ValueError(f"the floors of all bands must sum to less than 1, got {floors:g}")
+
+    def _ranked(self) -> list[tuple[Band, BandConfig]]:
+        return [(Band(rank), one) for rank, one in enumerate(self.bands, start=1)]
+
     def _ladder(self) -> LadderRules:
-        targets_ms = {
-            Band.INTERACTIVE: self.interactive_target_ms,
-            Band.STANDARD: self.standard_target_ms,
-            Band.BATCH: self.batch_target_ms,
-        }
         return LadderRules(
-            targets_s={band: target_ms / 1000 for band, target_ms in targets_ms.items() if target_ms},
+            targets_s={band: one.target_ms / 1000 for band, one in self._ranked() if one.target_ms},
             rise_after_s=self.degrade_after_ms / 1000,
             fall_after_s=self.recover_after_ms / 1000,
         )

@@ -37,12 +37,14 @@ MIN_WEIGHT, MAX_WEIGHT = 1e-3, 1e6
 _STEPS: dict[int, Step] = {step.value: step for step in Step}
 
 
-def read_acquire(message: pb.Acquire) -> Acquire | ServeError:
+def read_acquire(message: pb.Acquire, num_bands: int) -> Acquire | ServeError:
     """Return what a gateway asks for, or why that is no request."""
+    if not 1 <= message.band <= num_bands:
+        return InvalidField("band", f"must be a rank from 1 to {num_bands}, got {message.band}")
     try:
-        band, kind = Band(message.band), RequestClass(message.request_class)
+        kind = RequestClass(message.request_class)
     except ValueError:
-        return InvalidField("band", f"no such band or class: {message.band}, {message.request_class}")
+        return InvalidField("request_class", f"there is no class {message.request_class}")
     if not message.key.request_id or message.key.attempt < 1:
         return InvalidField("key", "request id and attempt must be set")
     if message.num_prompt_tokens < 1:
@@ -62,7 +64,7 @@ def read_acquire(message: pb.Acquire) -> Acquire | ServeError:
     return Acquire(
         key=convert.key_from_pb(message.key),
         tenant=TenantId(message.tenant),
-        band=band,
+        band=Band(message.band),
         request_class=kind,
         model=message.model,
         num_prompt_tokens=message.num_prompt_tokens,
@@ -180,7 +182,7 @@ def models(states: Iterable[ModelState]) -> list[pb.ModelState]:
             max_sequences=model.max_sequences,
             steps=[
                 pb.BandStep(
-                    band=cast(types_pb2.Band, band.value),
+                    band=cast(types_pb2.Band, band),
                     step=cast(types_pb2.DegradationStep, step.value),
                 )
                 for band, step in model.steps.items()
@@ -197,7 +199,7 @@ def tenants(rows: Iterable[TenantRow]) -> list[pb.TenantState]:
         pb.TenantState(
             tenant=row.tenant,
             weight=row.weight,
-            band=cast(types_pb2.Band, 0 if row.band is None else row.band.value),
+            band=cast(types_pb2.Band, row.band or 0),
             waiting=row.num_waiting,
             waiting_tokens=row.waiting_tokens,
             uncached_tokens=row.use.uncached,

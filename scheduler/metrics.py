@@ -7,7 +7,8 @@ from scheduler.core.breaker import Breaker, State
 from scheduler.core.outputs import Output, Placed, Rejected
 from scheduler.core.state import SchedulerCore
 from services.chassis.metrics import Metrics
-from services.domain.generation import Band, RequestClass
+from services.domain.bands import Bands
+from services.domain.generation import RequestClass
 
 _LEVELS = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
 
@@ -15,7 +16,8 @@ _LEVELS = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
 class SchedulerMetrics:
     """Gauges are set from the live tables; counters follow the outputs."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, bands: Bands) -> None:
+        self._bands = bands
         self._requests = metrics.gauge(
             "quire_requests", "Requests in the queue", ("state", "band", "request_class")
         )
@@ -51,20 +53,20 @@ class SchedulerMetrics:
             acquire = output.acquire
             self._placed.add(1, output.worker, output.miss_reason.value)
             self._queue_time.observe(
-                output.waited_s, acquire.band.name.lower(), acquire.request_class.name.lower()
+                output.waited_s, self._bands.name(acquire.band), acquire.request_class.name.lower()
             )
         elif isinstance(output, Rejected):
             self._rejected.add(1, output.error.reason)
 
     def show(self, core: SchedulerCore, now: float) -> None:
         """Set the gauges to what is true now."""
-        waiting = {(band, kind): 0 for band in Band for kind in RequestClass}
+        waiting = {(band, kind): 0 for band in self._bands for kind in RequestClass}
         for (band, kind, _), count in core.room.sizes.items():
             waiting[band, kind] += count
         for (band, kind), count in waiting.items():
-            self._requests.set(count, "waiting", band.name.lower(), kind.name.lower())
+            self._requests.set(count, "waiting", self._bands.name(band), kind.name.lower())
         steps = {
-            (model.name, band.name.lower()): step
+            (model.name, self._bands.name(band)): step
             for model in core.fleet.models()
             for band, step in model.steps.items()
         }

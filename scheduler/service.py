@@ -70,9 +70,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         hello = (await first_message(requests)).hello
         convert.check_peer(hello.peer)
         gateway, session = GatewayId(hello.peer.name), _GatewaySession(self._dispatcher)
-        welcome = pb.GatewayWelcome(peer=self._peer(), term=self._dispatcher.term)
+        bands = self._dispatcher.core.rules.bands
+        welcome = pb.GatewayWelcome(peer=self._peer(), term=self._dispatcher.term, bands=bands.names)
         session.outbox.put_nowait(pb.ConnectGatewayResponse(welcome=welcome))
-        read = [(one, messages.read_acquire(one)) for one in hello.waiting]
+        read = [(one, messages.read_acquire(one, len(bands))) for one in hello.waiting]
         waiting = [acquire for _, acquire in read if isinstance(acquire, Acquire)]
         self._dispatcher.connect_gateway(gateway, Epoch(hello.peer.epoch), waiting, session)
         for message, refused in read:
@@ -92,7 +93,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> None:
         kind = message.WhichOneof("message")
         if kind == "acquire":
-            acquire = messages.read_acquire(message.acquire)
+            acquire = messages.read_acquire(message.acquire, len(self._dispatcher.core.rules.bands))
             if isinstance(acquire, ServeError):
                 session.outbox.put_nowait(messages.rejected(message.acquire.key, acquire))
             else:
@@ -143,9 +144,10 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             placed_total=core.num_placed,
             rejected_total=core.num_rejected,
             models=messages.models(core.fleet.models()),
+            bands=core.rules.bands.names,
             queues=[
                 pb.BandQueue(
-                    band=cast(types_pb2.Band, band.value),
+                    band=cast(types_pb2.Band, band),
                     request_class=cast(types_pb2.RequestClass, kind.value),
                     model=model,
                     waiting=count,

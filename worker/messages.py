@@ -3,10 +3,9 @@
 Checks what the message alone can tell; ranges against model and pool are the engine's (`engine.validation`).
 """
 
-from protos.types.v1 import types_pb2
 from protos.worker.v1 import worker_pb2 as pb
 from services.domain.errors import InvalidField
-from services.domain.generation import Band, StopParams
+from services.domain.generation import MAX_BANDS, Band, StopParams
 from services.domain.ids import RequestKey, TenantId
 from services.rpc import convert
 from worker.engine.commands import Submit
@@ -71,10 +70,10 @@ def _check_names(submit: pb.Submit) -> None:
         raise InvalidField("key.attempt", f"must be at least 1, got {submit.key.attempt}")
 
 
-def _band_from_pb(band: types_pb2.Band) -> Band:
-    if band not in (types_pb2.BAND_INTERACTIVE, types_pb2.BAND_STANDARD, types_pb2.BAND_BATCH):
-        raise InvalidField("band", f"must be interactive, standard or batch, got {band}")
-    return Band(band)
+def _band_from_pb(rank: int) -> Band:
+    if not 1 <= rank <= MAX_BANDS:
+        raise InvalidField("band", f"must be a rank from 1 to {MAX_BANDS}, got {rank}")
+    return Band(rank)
 
 
 def step_to_pb(step: GatewayStep) -> pb.StepOutputs:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from bench.tenants.fleet import Ask, Served, World
 from scheduler.core.policy import QueuePolicy
 from scheduler.core.rules import Rules
+from services.domain.bands import Bands
 from services.domain.generation import Band
 
 QUIET = Ask(tenant="quiet", num_prompt_tokens=128, num_output_tokens=32)
@@ -125,15 +126,20 @@ def locality(policy: QueuePolicy, *, num_tenants: int = 16, num_requests: int = 
     return sum(u.uncached + u.cached + u.output for u in world.used.values()) / world.now
 
 
-def floors(policy: QueuePolicy, *, until_s: float = 300.0) -> dict[Band, float]:
+def floors(
+    policy: QueuePolicy,
+    *,
+    until_s: float = 300.0,
+    bands: Bands = Bands(),  # noqa: B008 (frozen)
+) -> dict[Band, float]:
     """Return the part of the service that each band had, all of them with a backlog of the same requests."""
     world = World(policy, on_placed=lambda ask: (ask,))
-    for band in Band:
+    for band in bands:
         for _ in range(40):
             world.ask(0.0, Ask(tenant=f"t{band}", num_prompt_tokens=512, num_output_tokens=32, band=band))
     world.run_until(until_s)
     whole = sum(used.service for used in world.used.values())
-    return {band: world.used[f"t{band}"].service / whole for band in Band}
+    return {band: world.used[f"t{band}"].service / whole for band in bands}
 
 
 def long_beside_short(

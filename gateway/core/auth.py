@@ -12,7 +12,7 @@ from gateway.core.directory import TenantDirectory
 from gateway.core.keys import KeyScope, find_key
 from gateway.core.request import Caller
 from services.domain.errors import BadCredential, NotYours
-from services.domain.generation import Band, RequestClass
+from services.domain.generation import RequestClass
 from services.domain.ids import TenantId
 from services.domain.limits import Account, Allowance, Limits, Rate
 from services.domain.tenant import Tenant
@@ -21,7 +21,7 @@ LOCAL = TenantId("local")
 """The tenant of a call from loopback that brings no key."""
 LOCAL_TENANT = Tenant(
     id=LOCAL,
-    band=Band.INTERACTIVE,
+    band="interactive",
     limits=Limits(max_concurrency=4096, tokens_per_minute=Rate(per_minute=100_000_000)),
     # Nobody pays for it, and a busy laptop starves its Redis at times.
     outage_allowance=Allowance(max_concurrency=256, tokens=4_000_000),

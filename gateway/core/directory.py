@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from gateway.core.keys import ApiKey, key_from_document
+from services.domain.bands import Bands
 from services.domain.errors import InvalidField
 from services.domain.ids import TenantId
 from services.domain.tenant import Tenant
@@ -79,6 +80,8 @@ class TenantDirectory:
         self._keys: dict[str, ApiKey] = {}
         self.book = self.declared
         self.keys: Mapping[str, ApiKey] = self._declared_keys
+        self.bands: Bands | None = None
+        """Those that the scheduler has; None before it was heard."""
         self.problems: list[str] = []
         """What of the store cannot be used, since the last change."""
 
@@ -89,6 +92,13 @@ class TenantDirectory:
     def is_declared_key(self, key_id: str) -> bool:
         """Whether a file declares this key."""
         return key_id in self._declared_keys
+
+    def set_bands(self, bands: Bands) -> None:
+        """Take the scheduler's bands: whose name is none of them is served in the last one."""
+        if bands != self.bands:
+            self.bands, self.problems = bands, []
+            self.declared = TenantBook(self.declared, bands)
+            self._refresh()
 
     def keys_of(self, tenant: TenantId) -> list[ApiKey]:
         return [key for key in self.keys.values() if key.tenant == tenant]
@@ -140,6 +150,13 @@ class TenantDirectory:
         except InvalidField:
             self.book = self._fitting(stored)
         self.keys = {**self._keys, **self._declared_keys}
+        if self.bands is not None:
+            names = ", ".join(self.bands.names)
+            self.problems += [
+                f"tenant {one.id}: band {one.band} is none of {names}; it is served in the last one"
+                for one in self.book
+                if one.band not in self.bands
+            ]
 
     def _fitting(self, stored: Mapping[TenantId, Tenant]) -> TenantBook:
         """Return the tenants that do fit together: one gateway's file may not suit the store."""

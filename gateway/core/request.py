@@ -6,7 +6,7 @@ Knows nothing of protobuf or JSON. Absent values are None: defaults are applied 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from services.domain.generation import Band, Limits, RequestClass
+from services.domain.generation import Limits, RequestClass
 from services.domain.ids import TenantId
 
 
@@ -54,7 +54,7 @@ class GenerationRequest:
     return_token_ids: bool = False
     echo: bool = False
     """Give the prompt back; with `num_logprobs`, log-probabilities of its tokens too."""
-    band: Band | None = None
+    band: str | None = None
     request_class: RequestClass | None = None
     limits: Limits = field(default_factory=Limits)
     cut_left: bool = False

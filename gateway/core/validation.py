@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gateway.core.request import GenerationRequest, SamplingOptions
+from services.domain.bands import Bands
 from services.domain.capacity import Capacity
 from services.domain.errors import InvalidField, PromptTooLong
 from services.domain.generation import (
@@ -60,10 +61,13 @@ class Options:
     limits: Limits
 
 
-def check(request: GenerationRequest, tenant: Tenant, model: ModelProfile, fresh_seed: int) -> Options:
+def check(
+    request: GenerationRequest, tenant: Tenant, model: ModelProfile, fresh_seed: int, bands: Bands
+) -> Options:
     """Check everything that can be checked before the prompt is tokenised.
 
     Args:
+        bands: Those that the scheduler has.
         fresh_seed: 64 random bits, used where the caller gave no seed.
 
     Raises:
@@ -97,9 +101,17 @@ def check(request: GenerationRequest, tenant: Tenant, model: ModelProfile, fresh
         num_choices=num_choices,
         stop=request.stop,
         stop_token_ids=eos_ids | frozenset(request.stop_token_ids),
-        band=tenant.band if request.band is None else max(tenant.band, request.band),
+        band=_band(request.band, tenant, bands),
         limits=request.limits,
     )
+
+
+def _band(asked: str | None, tenant: Tenant, bands: Bands) -> Band:
+    best = bands.rank(tenant.band)
+    if asked is None:
+        return best
+    bands.check("band", asked)
+    return max(best, bands.rank(asked))
 
 
 def check_prompt_bytes(field: str, text: str, max_bytes: int) -> None:

@@ -17,8 +17,8 @@ MOST_OWED = 4096.0
 class BandFloors:
     """What each band is owed, in tokens of service."""
 
-    def __init__(self, floors: Mapping[Band, float]) -> None:
-        size = max(Band) + 1
+    def __init__(self, floors: Mapping[Band, float], num_bands: int) -> None:
+        size = num_bands + 1
         self._floors = [0.0] * size
         for band, floor in floors.items():
             self._floors[band] = floor

@@ -53,7 +53,6 @@ def as_vtc(rules: FairRules) -> FairRules:
     return replace(rules, quantum=0.0, window=1)
 
 
-_BANDS = tuple(sorted(Band))
 _CLASSES = tuple(RequestClass)
 
 
@@ -61,17 +60,18 @@ class _Model:
     """The queues of one model. Lists by band and class, because a decision asks for them often."""
 
     def __init__(self, rules: FairRules) -> None:
-        self.queues = [ShareQueue(rules) for _ in _BANDS for _ in _CLASSES]
-        self.floors = BandFloors(rules.floors)
-        self.num_waiting = [0] * (_BANDS[-1] + 1)
+        self.bands = [Band(rank) for rank in range(1, rules.num_bands + 1)]
+        self.queues = [ShareQueue(rules) for _ in self.bands for _ in _CLASSES]
+        self.floors = BandFloors(rules.floors, rules.num_bands)
+        self.num_waiting = [0] * (rules.num_bands + 1)
         """By band."""
-        self.num_tokens = [0] * (_BANDS[-1] + 1)
+        self.num_tokens = [0] * (rules.num_bands + 1)
 
     def queue(self, band: Band, kind: RequestClass) -> ShareQueue:
         return self.queues[(band - 1) * len(_CLASSES) + kind - 1]
 
     def waiting_bands(self) -> list[Band]:
-        return [band for band in _BANDS if self.num_waiting[band]]
+        return [band for band in self.bands if self.num_waiting[band]]
 
 
 class FairPolicy:
@@ -90,7 +90,7 @@ class FairPolicy:
         model = self._models.get(acquire.model)
         if model is None:
             model = self._models[acquire.model] = _Model(self._rules)
-            for band in _BANDS:
+            for band in model.bands:
                 for kind in _CLASSES:
                     self._place_of[model.queue(band, kind)] = model, band
         model.queue(acquire.band, acquire.request_class).add(request)
@@ -129,13 +129,13 @@ class FairPolicy:
     def models(self) -> Iterable[str]:
         return tuple(name for name, model in self._models.items() if any(model.num_waiting))
 
-    def num_waiting(self, model: str, lowest: Band = Band.BATCH) -> int:
+    def num_waiting(self, model: str, lowest: Band | None = None) -> int:
         known = self._models.get(model)
-        return 0 if known is None else sum(known.num_waiting[: lowest + 1])
+        return 0 if known is None else sum(known.num_waiting[: None if lowest is None else lowest + 1])
 
-    def num_tokens(self, model: str, lowest: Band = Band.BATCH) -> int:
+    def num_tokens(self, model: str, lowest: Band | None = None) -> int:
         known = self._models.get(model)
-        return 0 if known is None else sum(known.num_tokens[: lowest + 1])
+        return 0 if known is None else sum(known.num_tokens[: None if lowest is None else lowest + 1])
 
     def waiting_of_tenant(self, acquire: Acquire) -> tuple[int, int]:
         model = self._models.get(acquire.model)

@@ -22,11 +22,10 @@ class FifoPolicy(NoAccounts):
 
     def add(self, request: WaitingRequest) -> None:
         acquire = request.acquire
-        bands = self._bands.get(acquire.model)
-        if bands is None:
-            bands = self._bands[acquire.model] = {
-                band: {kind: ArrivalQueue() for kind in RequestClass} for band in sorted(Band)
-            }
+        bands = self._bands.get(acquire.model, {})
+        if acquire.band not in bands:
+            new = {acquire.band: {kind: ArrivalQueue() for kind in RequestClass}}
+            bands = self._bands[acquire.model] = dict(sorted((bands | new).items()))
         bands[acquire.band][acquire.request_class].add(request)
 
     def remove(self, request: WaitingRequest) -> None:
@@ -50,16 +49,16 @@ class FifoPolicy(NoAccounts):
     def models(self) -> Iterable[str]:
         return tuple(self._bands)
 
-    def num_waiting(self, model: str, lowest: Band = Band.BATCH) -> int:
+    def num_waiting(self, model: str, lowest: Band | None = None) -> int:
         return sum(len(queue) for queue in self._queues(model, lowest))
 
-    def num_tokens(self, model: str, lowest: Band = Band.BATCH) -> int:
+    def num_tokens(self, model: str, lowest: Band | None = None) -> int:
         return sum(queue.num_tokens for queue in self._queues(model, lowest))
 
     def position(self, request: WaitingRequest) -> int:
         return self.num_waiting(request.acquire.model, request.acquire.band)
 
-    def _queues(self, model: str, lowest: Band) -> Iterator[ArrivalQueue]:
+    def _queues(self, model: str, lowest: Band | None) -> Iterator[ArrivalQueue]:
         for band, classes in self._bands.get(model, {}).items():
-            if band <= lowest:
+            if lowest is None or band <= lowest:
                 yield from classes.values()

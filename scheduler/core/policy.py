@@ -38,10 +38,10 @@ class QueuePolicy(Protocol):
     def models(self) -> Iterable[str]:
         """Return the models that something waits for."""
 
-    def num_waiting(self, model: str, lowest: Band = Band.BATCH) -> int:
-        """Return how many requests of `model` wait in `lowest` and the bands before it."""
+    def num_waiting(self, model: str, lowest: Band | None = None) -> int:
+        """Return how many requests of `model` wait in `lowest` and the bands before it; None: in all."""
 
-    def num_tokens(self, model: str, lowest: Band = Band.BATCH) -> int:
+    def num_tokens(self, model: str, lowest: Band | None = None) -> int:
         """Return the prompt tokens of those requests."""
 
     def waiting_of_tenant(self, acquire: Acquire) -> tuple[int, int]:

@@ -118,7 +118,7 @@ class Refusals:
         own = self._room.tenants.num_waiting(acquire.tenant, acquire.model, acquire.band)
         if step is Step.THROTTLE and own < MOST_THROTTLED:
             return None
-        band = acquire.band.name.lower()
+        band = self._rules.bands.name(acquire.band)
         what = f"{own} requests of this tenant wait, " if step is Step.THROTTLE else ""
         # As of every step: what would have been its due, and what it gets.
         told = Degraded(step, str(own + 1), str(MOST_THROTTLED if step is Step.THROTTLE else 0))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from scheduler.core.breaker import BreakerRules
 from scheduler.core.degrade import LadderRules
+from services.domain.bands import Bands
 from services.domain.ids import WorkerId
 
 
@@ -14,6 +15,8 @@ from services.domain.ids import WorkerId
 class Rules:
     """Times in seconds on the core's clock."""
 
+    bands: Bands = Bands()  # noqa: RUF009 (frozen)
+    """What they are called, first served first."""
     batch_wait_s: float = 0.0
     """A request that finds no window open opens one; what arrives in it is placed together."""
     max_waiting: int = 10_000

@@ -36,6 +36,7 @@ class FairRules:
         default_factory=lambda: MappingProxyType({Band.STANDARD: 0.1, Band.BATCH: 0.05})
     )
     """Part of a model's service that a band gets while it waits, however busy the bands before it are."""
+    num_bands: int = 3
 
     def prompt_cost(self, uncached: int, cached: int) -> float:
         """Return what a prompt costs. Worked number: 64 of 2,112 tokens uncached: 64 + 204.8 = 268.8."""

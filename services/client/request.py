@@ -11,7 +11,7 @@ from google.protobuf.message import Message as ProtoMessage
 from protos.gateway.v1 import gateway_pb2
 from services.client.values import Input, Message
 from services.domain.errors import InvalidField
-from services.domain.generation import Band, RequestClass
+from services.domain.generation import RequestClass
 
 
 class Options(TypedDict, total=False):
@@ -42,7 +42,8 @@ class Options(TypedDict, total=False):
     return_token_ids: bool | None
     echo: bool | None
     """Give the prompt back first; with `logprobs`, those of its tokens too. Then 0 output tokens will do."""
-    band: Band | None
+    band: str | None
+    """By name; the tenant's own band is the best it can get."""
     request_class: RequestClass | None
     queue_limit_s: float | None
     """Seconds until the request must have left the queue."""
@@ -133,6 +134,8 @@ def _set_option(request: gateway_pb2.GenerateRequest, name: str, value: Any) -> 
         _assign(request.sampling, "sampling", name, value)
     elif name in _LIMITS_MS:
         _assign(request.limits, "limits", _LIMITS_MS[name], max(1, round(value * 1000)))
+    elif name == "band":
+        _assign(request, "", "band_name", value)
     elif name == "cut_long_prompt":
         request.long_prompt = gateway_pb2.LONG_PROMPT_CUT_LEFT if value else gateway_pb2.LONG_PROMPT_REFUSE
     else:

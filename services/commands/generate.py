@@ -25,7 +25,6 @@ from services.commands.connection import (
     target_of,
 )
 from services.commands.output import add_output_flags, console, print_json, write_text
-from services.domain.generation import Band
 from services.launcher.calls import indent, receipt_lines
 
 _EXAMPLES = """examples:
@@ -78,7 +77,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--min-tokens", type=int, metavar="INT", help="no end before that many")
     group.add_argument("--stop", action="append", metavar="TEXT", help="end at this text (may be repeated)")
     group.add_argument("--ignore-eos", action="store_true", help="go on past the model's own end")
-    group.add_argument("--band", choices=[band.name.lower() for band in Band], help="priority")
+    group.add_argument("--band", metavar="NAME", help="priority, such as batch")
     group.add_argument("--no-cache", action="store_true", help="neither read nor fill the prefix cache")
     group.add_argument("--timeout", type=float, metavar="SECONDS", help="deadline of the call")
 
@@ -91,7 +90,7 @@ def options_of(args: argparse.Namespace) -> Options:
         "min_output_tokens": args.min_tokens,
         "stop": args.stop,
         "ignore_eos": args.ignore_eos or None,
-        "band": None if args.band is None else Band[args.band.upper()],
+        "band": args.band,
         "cache_opt_out": args.no_cache or None,
     }
     return cast(Options, options)

@@ -7,7 +7,6 @@ in its metadata too. Knows no field.
 import difflib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from enum import IntEnum
 from typing import Any
 
 from services.domain.errors import ErrorDetail, InvalidField
@@ -102,18 +101,6 @@ def a_name(where: str, value: object) -> str:
         nearest = kept or None
     rule = "1 to 64 letters, digits, `_`, `.` or `-`, a letter or digit first"
     raise refused(where, rule, value, nearest)
-
-
-def an_enum(kind: type[IntEnum]) -> Reader:
-    names = {member.name.lower(): member for member in kind}
-
-    def read(where: str, value: object) -> IntEnum:
-        if isinstance(value, str) and value.lower() in names:
-            return names[value.lower()]
-        nearest = nearest_name(value, names) if isinstance(value, str) else None
-        raise refused(where, "one of " + ", ".join(names), value, nearest)
-
-    return read
 
 
 def many_of(item: Reader, *, least: int = 0) -> Reader:

@@ -6,18 +6,26 @@ Knows nothing of text (the detokeniser makes that), of queues or of pages.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from typing import ClassVar
 
 MAX_CHOICES = 16
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
+MAX_BANDS = 8
 
 
-class Band(IntEnum):
-    """Strict priority class; a lower number is served first."""
+class Band(int):
+    """Rank of a strict priority class, from 1; a lower one is served first. `bands.Bands` has the names."""
 
-    INTERACTIVE = 1
-    STANDARD = 2
-    BATCH = 3
+    __slots__ = ()
+
+    INTERACTIVE: ClassVar["Band"]
+    STANDARD: ClassVar["Band"]
+    BATCH: ClassVar["Band"]
+
+
+# The ranks where the configuration names no bands.
+Band.INTERACTIVE, Band.STANDARD, Band.BATCH = Band(1), Band(2), Band(3)
 
 
 class RequestClass(IntEnum):

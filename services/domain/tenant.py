@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from services.domain.degradation import Degradation
-from services.domain.generation import Band, Usage
+from services.domain.generation import Usage
 from services.domain.ids import TenantId
 from services.domain.limits import Allowance, Limits
 
@@ -64,8 +64,8 @@ class Tenant:
     """For people."""
     parent: TenantId | None = None
     """The organisation it belongs to."""
-    band: Band = Band.STANDARD
-    """The best band it can get."""
+    band: str = "standard"
+    """The best band it can get, by name; a name that the scheduler does not have counts as its last band."""
     weight: float = 1.0
     """Its share against others of its band that wait too."""
     limits: Limits = field(default_factory=Limits)

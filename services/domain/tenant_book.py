@@ -8,6 +8,7 @@ where tenants are kept nor what anybody has used.
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 
+from services.domain.bands import Bands
 from services.domain.document_values import nearest_name, refused
 from services.domain.generation import RequestClass
 from services.domain.ids import TenantId
@@ -23,13 +24,17 @@ _UNLIMITED = Limits()
 class TenantBook:
     """Tenants by id."""
 
-    def __init__(self, tenants: Iterable[Tenant] = ()) -> None:
+    def __init__(self, tenants: Iterable[Tenant] = (), bands: Bands | None = None) -> None:
         """Hold `tenants`, which must fit together.
+
+        Args:
+            bands: Their order; None: those that are there where none are configured.
 
         Raises:
             InvalidField: A parent that is unknown or a descendant, KV pages beyond the parent's, or a
                 certificate that another one has.
         """
+        self.bands = bands or Bands()
         self._tenants = {tenant.id: tenant for tenant in tenants}
         self._effective: dict[TenantId, Tenant] = {}
         self._holders: dict[str, TenantId] = {}
@@ -58,7 +63,7 @@ class TenantBook:
             InvalidField: They would not fit together any more.
         """
         tenants = {**self._tenants, **changes}
-        return TenantBook(tenant for tenant in tenants.values() if tenant is not None)
+        return TenantBook((tenant for tenant in tenants.values() if tenant is not None), self.bands)
 
     def children(self, tenant: TenantId) -> list[Tenant]:
         return [one for one in self if one.parent == tenant]
@@ -77,7 +82,7 @@ class TenantBook:
         if tenant not in self._effective:
             own, *parents = self.lineage(tenant)
             for parent in parents:
-                own = _within(own, parent)
+                own = _within(own, parent, self.bands)
             self._effective[tenant] = own
         return self._effective[tenant]
 
@@ -167,14 +172,14 @@ class TenantBook:
             given[parent.id] = given.get(parent.id, 0) + tenant.kv_pages
 
 
-def _within(own: Tenant, parent: Tenant) -> Tenant:
+def _within(own: Tenant, parent: Tenant, bands: Bands) -> Tenant:
     """Return `own` inside one parent's bounds."""
     models = own.models
     if parent.models is not None:
         models = parent.models if models is None else tuple(one for one in models if one in parent.models)
     return dataclasses.replace(
         own,
-        band=max(own.band, parent.band),
+        band=max(own.band, parent.band, key=bands.rank),
         max_output_tokens=_least(own.max_output_tokens, parent.max_output_tokens),
         max_prompt_tokens=_least(own.max_prompt_tokens, parent.max_prompt_tokens),
         long_from_tokens=parent.long_from_tokens if own.long_from_tokens is None else own.long_from_tokens,

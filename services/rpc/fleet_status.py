@@ -5,7 +5,6 @@ Turns their answers into plain values; a process that does not answer in time is
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from protos.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from protos.worker.v1 import worker_pb2, worker_pb2_grpc
 from services.chassis.grpc import is_serving
 from services.chassis.tls import Tls, open_channel
+from services.domain.bands import Bands
 from services.domain.degradation import Step
 from services.domain.generation import Band
 
@@ -136,7 +136,7 @@ async def queue_and_tenants(
     answer = await _queue_answer(address, tls, tenants=True)
     if answer is None:
         return None
-    return _queue_of(answer), tuple(_tenant_of(one, answer.models) for one in answer.tenants)
+    return _queue_of(answer), tuple(_tenant_of(one, answer) for one in answer.tenants)
 
 
 async def _queue_answer(address: str, tls: Tls | None, *, tenants: bool) -> Any | None:
@@ -145,13 +145,18 @@ async def _queue_answer(address: str, tls: Tls | None, *, tenants: bool) -> Any 
         return await _ask(stub.GetStatus, scheduler_pb2.GetStatusRequest(tenants=tenants))
 
 
-def _tenant_of(one: scheduler_pb2.TenantState, models: Iterable[scheduler_pb2.ModelState]) -> TenantStatus:
-    steps = [(model.name, each.step) for model in models for each in model.steps if each.band == one.band]
+def _bands_of(answer: scheduler_pb2.GetStatusResponse) -> Bands:
+    return Bands(tuple(answer.bands)) if answer.bands else Bands()
+
+
+def _tenant_of(one: scheduler_pb2.TenantState, answer: scheduler_pb2.GetStatusResponse) -> TenantStatus:
+    of_band = [(model.name, each) for model in answer.models for each in model.steps]
+    steps = [(name, each.step) for name, each in of_band if each.band == one.band]
     if one.budget_step:
         steps.append(("budget", one.budget_step))
     return TenantStatus(
         tenant=one.tenant,
-        band=Band(one.band).name.lower() if one.band else "",
+        band=_bands_of(answer).name(Band(one.band)) if one.band else "",
         weight=one.weight,
         waiting=one.waiting,
         waiting_tokens=one.waiting_tokens,
@@ -164,6 +169,7 @@ def _tenant_of(one: scheduler_pb2.TenantState, models: Iterable[scheduler_pb2.Mo
 
 
 def _queue_of(answer: scheduler_pb2.GetStatusResponse) -> QueueStatus:
+    bands = _bands_of(answer)
     workers = tuple(
         PlacedWorker(
             name=one.name,
@@ -187,7 +193,7 @@ def _queue_of(answer: scheduler_pb2.GetStatusResponse) -> QueueStatus:
         rejected_total=answer.rejected_total,
         num_gateways=len(answer.gateways),
         degraded=tuple(
-            f"{model.name}/{Band(one.band).name.lower()}: {Step(one.step).name.lower()}"
+            f"{model.name}/{bands.name(Band(one.band))}: {Step(one.step).name.lower()}"
             for model in answer.models
             for one in model.steps
         ),

@@ -21,7 +21,7 @@ def acquire_to_pb(one: Acquisition) -> scheduler_pb2.Acquire:
     return scheduler_pb2.Acquire(
         key=convert.key_to_pb(one.key),
         tenant=one.tenant,
-        band=cast(types_pb2.Band, one.band.value),
+        band=cast(types_pb2.Band, one.band),
         request_class=cast(types_pb2.RequestClass, one.request_class.value),
         model=one.model,
         num_prompt_tokens=one.num_prompt_tokens,
@@ -79,7 +79,7 @@ def submit_to_pb(handle: int, placement: Placement, one: Submission) -> worker_p
         seq=placement.seq,
         epoch=placement.epoch,
         tenant=one.tenant,
-        band=cast(types_pb2.Band, one.band.value),
+        band=cast(types_pb2.Band, one.band),
         n=one.num_choices,
         prompt_ids=one.prompt_ids,
         block_hashes=b"".join(one.block_hashes),

@@ -15,6 +15,7 @@ from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from protos.types.v1 import types_pb2
 from services.chassis.stream import Outbox, keep_connected, run_duplex
+from services.domain.bands import Bands
 from services.domain.errors import StaleAttempt
 from services.domain.ids import Epoch, RequestKey
 from services.rpc import convert
@@ -62,6 +63,8 @@ class SchedulerLink:
         """Highest term seen."""
         self.models: Mapping[str, ModelState] = {}
         """Last heard; kept while the scheduler is away."""
+        self.bands: Bands | None = None
+        """The same; None before any scheduler was heard."""
 
     @property
     def is_connected(self) -> bool:
@@ -131,6 +134,7 @@ class SchedulerLink:
         if welcome.term < self.term:
             raise StaleAttempt(f"scheduler of term {welcome.term}, term {self.term} was seen")
         self.term = welcome.term
+        self.bands = Bands(tuple(welcome.bands)) if welcome.bands else Bands()
         self._connected = True
         self._on_change()
         _log.info("scheduler_connected", term=welcome.term, num_waiting=len(self._waiting))

@@ -9,8 +9,10 @@ from typing import Any
 from google.protobuf.message import Message
 
 from protos.admin.v1 import admin_pb2 as pb
-from services.domain.generation import Band
+from protos.types.v1 import types_pb2
 
+_BAND_NAME = "band_name"
+"""Beside the enum `band`, for names that it does not have."""
 _SHORTHAND = {"Rate": "per_minute", "Budget": "tokens"}
 """The field that a plain number stands for."""
 
@@ -29,7 +31,9 @@ def document_of(message: Message) -> dict[str, Any]:
         elif field.message_type is not None:
             document[field.name] = document_of(value)
         elif field.enum_type is not None:
-            document[field.name] = _band_name(value)
+            document[field.name] = band_name(value)
+        elif field.name == _BAND_NAME:
+            document["band"] = value
         else:
             document[field.name] = value
     return document
@@ -63,7 +67,9 @@ def _fill(message: Message, document: Mapping[str, Any]) -> None:
             inner.SetInParent()
             _fill(inner, value if isinstance(value, Mapping) else {_SHORTHAND[kind.name]: value})
         elif field.enum_type is not None:
-            setattr(message, name, Band[value.upper()].value)
+            setattr(message, _BAND_NAME, value)
+            if f"BAND_{value.upper()}" in types_pb2.Band.DESCRIPTOR.values_by_name:
+                setattr(message, name, f"BAND_{value.upper()}")
         else:
             setattr(message, name, value)
 
@@ -77,6 +83,7 @@ def _fill_map(target: Any, values: Mapping[str, Any]) -> None:
             target[name] = value
 
 
-def _band_name(value: int) -> str:
-    """Return a band's name; an unknown one gives a name that no band has."""
-    return Band(value).name.lower() if value in Band._value2member_map_ else f"number {value}"
+def band_name(value: int) -> str:
+    """Return the name of one of the enum's bands; another number gives a name that no band has."""
+    known = value in types_pb2.Band.values()
+    return types_pb2.Band.Name(value).removeprefix("BAND_").lower() if known else f"number-{value}"

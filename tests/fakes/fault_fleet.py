@@ -73,9 +73,11 @@ class FaultFleet:
             while not holds():  # noqa: ASYNC110 (any state, of any object)
                 await asyncio.sleep(0.005)
 
-    async def ask(self, *ids: int, gateway: int = 0) -> ServeError | None:
+    async def ask(self, *ids: int, gateway: int = 0, band: str | None = None) -> ServeError | None:
         """Let a gateway generate three tokens; return how it failed."""
-        request = GenerationRequest(model="tiny", token_ids=ids, max_output_tokens=3, ignore_eos=True)
+        request = GenerationRequest(
+            model="tiny", token_ids=ids, max_output_tokens=3, ignore_eos=True, band=band
+        )
         events = self.gateways[gateway].generate.run(request, Caller(tenant=LOCAL, key_id=""))
         try:
             async with asyncio.timeout(LIMIT_S), aclosing(events):
@@ -133,7 +135,9 @@ async def fault_fleet(
 ) -> AsyncIterator[FaultFleet]:
     """Start everything, wait until all workers take requests, and take it down again."""
     metrics = Metrics()
-    dispatcher = Dispatcher(rules, new_policy=FifoPolicy, epoch=Epoch(1), metrics=SchedulerMetrics(metrics))
+    dispatcher = Dispatcher(
+        rules, new_policy=FifoPolicy, epoch=Epoch(1), metrics=SchedulerMetrics(metrics, rules.bands)
+    )
     server = create_server(interceptors=[ErrorInterceptor()])
     service = SchedulerService(dispatcher, name="scheduler", build="test")
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(service, server)

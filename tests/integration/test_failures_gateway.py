@@ -202,6 +202,10 @@ EFFECTS: dict[str, tuple[dict[str, Any], Callable[[Rig, Any], object]]] = {
         {"band": types_pb2.BAND_BATCH},
         lambda rig, answer: rig.scheduler.acquired[-1].band == types_pb2.BAND_BATCH,
     ),
+    "band_name": (
+        {"band_name": "batch"},
+        lambda rig, answer: rig.scheduler.acquired[-1].band == types_pb2.BAND_BATCH,
+    ),
     "request_class": (
         {"request_class": types_pb2.REQUEST_CLASS_LONG},
         lambda rig, answer: rig.scheduler.acquired[-1].request_class == types_pb2.REQUEST_CLASS_LONG,

@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import pytest
@@ -16,7 +17,7 @@ from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc
 from protos.types.v1 import types_pb2
 from scheduler.__main__ import link_kvmanager
-from scheduler.config import SchedulerConfig
+from scheduler.config import BandConfig, SchedulerConfig
 from scheduler.core.fair_queue import FairPolicy
 from scheduler.core.fifo import FifoPolicy
 from scheduler.core.policy import QueuePolicy
@@ -48,13 +49,13 @@ async def scheduler(
     port: int = 0,
     kvmanager: str | None = None,
     new_policy: Callable[[], QueuePolicy] = FifoPolicy,
-    **settings: int,
+    **settings: Any,
 ) -> AsyncIterator[Running]:
     patient = SchedulerConfig(kvmanager=kvmanager, match_within_ms=500, submit_within_ms=60_000)
-    config = dataclasses.replace(patient, **settings)  # type: ignore[arg-type]
-    metrics = Metrics()
+    config = dataclasses.replace(patient, **settings)
+    metrics, rules = Metrics(), config.rules()
     dispatcher = Dispatcher(
-        config.rules(), new_policy=new_policy, epoch=Epoch(epoch), metrics=SchedulerMetrics(metrics)
+        rules, new_policy=new_policy, epoch=Epoch(epoch), metrics=SchedulerMetrics(metrics, rules.bands)
     )
     server = create_server(interceptors=[ErrorInterceptor()])
     service = SchedulerService(dispatcher, name="scheduler", build="test")
@@ -323,14 +324,22 @@ async def test_the_batch_window_gathers_over_the_wire() -> None:
 
 
 async def test_gateways_and_status_hear_of_a_band_that_degrades() -> None:
-    async with scheduler(standard_target_ms=1, degrade_after_ms=0) as running:
+    bands = (BandConfig(name="live"), BandConfig(name="night", target_ms=1))
+    async with scheduler(bands=bands, degrade_after_ms=0) as running:
         await FakeWorker(running.channel).connect(granted=0)
         gateway = await FakeGateway(running.channel).connect()
         gateway.acquire(pb_acquire("a"))
         await gateway.until(lambda g: any(model.steps for told in g.heard["models"] for model in told.models))
         status = await queue_status(f"127.0.0.1:{running.port}")
         assert status is not None
-        assert [one.rpartition(":")[0] for one in status.degraded] == ["m/standard"]
+        assert [one.rpartition(":")[0] for one in status.degraded] == ["m/night"]
+        assert [list(told.bands) for told in gateway.heard["welcome"]] == [["live", "night"]]
+        assert running.metrics.registry.get_sample_value(
+            "quire_degradation_step", {"model": "m", "band": "night"}
+        )
+        gateway.acquire(pb_acquire("b", band=3))
+        await gateway.until(lambda g: bool(g.heard["rejected"]))
+        assert "a rank from 1 to 2, got 3" in gateway.heard["rejected"][0].failure.message
 
 
 async def test_a_worker_hears_how_its_tenants_stand() -> None:

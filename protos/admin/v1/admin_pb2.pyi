@@ -73,7 +73,7 @@ class Prices(_message.Message):
     def __init__(self, currency: _Optional[str] = ..., uncached_per_million: _Optional[float] = ..., cached_per_million: _Optional[float] = ..., output_per_million: _Optional[float] = ..., page_hour: _Optional[float] = ...) -> None: ...
 
 class Tenant(_message.Message):
-    __slots__ = ("id", "name", "parent", "band", "weight", "max_concurrency", "requests_per_minute", "tokens_per_minute", "prompt_tokens_per_minute", "output_tokens_per_minute", "daily", "monthly", "utc_offset_minutes", "long_from_tokens", "short_class", "long_class", "model_limits", "default_max_output_tokens", "max_output_tokens", "max_prompt_tokens", "models", "aliases", "kv_pages", "prices", "outage_allowance", "certificates", "degradation")
+    __slots__ = ("id", "name", "parent", "band", "weight", "max_concurrency", "requests_per_minute", "tokens_per_minute", "prompt_tokens_per_minute", "output_tokens_per_minute", "daily", "monthly", "utc_offset_minutes", "long_from_tokens", "short_class", "long_class", "model_limits", "default_max_output_tokens", "max_output_tokens", "max_prompt_tokens", "models", "aliases", "kv_pages", "prices", "outage_allowance", "certificates", "degradation", "band_name")
     class ModelLimitsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,7 @@ class Tenant(_message.Message):
     OUTAGE_ALLOWANCE_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATES_FIELD_NUMBER: _ClassVar[int]
     DEGRADATION_FIELD_NUMBER: _ClassVar[int]
+    BAND_NAME_FIELD_NUMBER: _ClassVar[int]
     id: str
     name: str
     parent: str
@@ -142,7 +143,8 @@ class Tenant(_message.Message):
     outage_allowance: OutageAllowance
     certificates: _containers.RepeatedScalarFieldContainer[str]
     degradation: Degradation
-    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., parent: _Optional[str] = ..., band: _Optional[_Union[_types_pb2.Band, str]] = ..., weight: _Optional[float] = ..., max_concurrency: _Optional[int] = ..., requests_per_minute: _Optional[_Union[Rate, _Mapping]] = ..., tokens_per_minute: _Optional[_Union[Rate, _Mapping]] = ..., prompt_tokens_per_minute: _Optional[_Union[Rate, _Mapping]] = ..., output_tokens_per_minute: _Optional[_Union[Rate, _Mapping]] = ..., daily: _Optional[_Union[Budget, _Mapping]] = ..., monthly: _Optional[_Union[Budget, _Mapping]] = ..., utc_offset_minutes: _Optional[int] = ..., long_from_tokens: _Optional[int] = ..., short_class: _Optional[_Union[Limits, _Mapping]] = ..., long_class: _Optional[_Union[Limits, _Mapping]] = ..., model_limits: _Optional[_Mapping[str, Limits]] = ..., default_max_output_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., max_prompt_tokens: _Optional[int] = ..., models: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Mapping[str, str]] = ..., kv_pages: _Optional[int] = ..., prices: _Optional[_Union[Prices, _Mapping]] = ..., outage_allowance: _Optional[_Union[OutageAllowance, _Mapping]] = ..., certificates: _Optional[_Iterable[str]] = ..., degradation: _Optional[_Union[Degradation, _Mapping]] = ...) -> None: ...
+    band_name: str
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., parent: _Optional[str] = ..., band: _Optional[_Union[_types_pb2.Band, str]] = ..., weight: _Optional[float] = ..., max_concurrency: _Optional[int] = ..., requests_per_minute: _Optional[_Union[Rate, _Mapping]] = ..., tokens_per_minute: _Optional[_Union[Rate, _Mapping]] = ..., prompt_tokens_per_minute: _Optional[_Union[Rate, _Mapping]] = ..., output_tokens_per_minute: _Optional[_Union[Rate, _Mapping]] = ..., daily: _Optional[_Union[Budget, _Mapping]] = ..., monthly: _Optional[_Union[Budget, _Mapping]] = ..., utc_offset_minutes: _Optional[int] = ..., long_from_tokens: _Optional[int] = ..., short_class: _Optional[_Union[Limits, _Mapping]] = ..., long_class: _Optional[_Union[Limits, _Mapping]] = ..., model_limits: _Optional[_Mapping[str, Limits]] = ..., default_max_output_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., max_prompt_tokens: _Optional[int] = ..., models: _Optional[_Iterable[str]] = ..., aliases: _Optional[_Mapping[str, str]] = ..., kv_pages: _Optional[int] = ..., prices: _Optional[_Union[Prices, _Mapping]] = ..., outage_allowance: _Optional[_Union[OutageAllowance, _Mapping]] = ..., certificates: _Optional[_Iterable[str]] = ..., degradation: _Optional[_Union[Degradation, _Mapping]] = ..., band_name: _Optional[str] = ...) -> None: ...
 
 class Degradation(_message.Message):
     __slots__ = ("cap_output_tokens", "cut_prompt_tokens", "smaller_models", "budget_at")

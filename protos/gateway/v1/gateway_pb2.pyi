@@ -69,7 +69,7 @@ class SamplingOptions(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompt", "token_ids", "chat", "sampling", "n", "max_output_tokens", "min_output_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop", "logprobs", "return_token_ids", "band", "request_class", "limits", "long_prompt", "client_label", "idempotency_key", "cache_opt_out", "cache_salt", "echo")
+    __slots__ = ("model", "prompt", "token_ids", "chat", "sampling", "n", "max_output_tokens", "min_output_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop", "logprobs", "return_token_ids", "band", "request_class", "limits", "long_prompt", "client_label", "idempotency_key", "cache_opt_out", "cache_salt", "echo", "band_name")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,7 @@ class GenerateRequest(_message.Message):
     CACHE_OPT_OUT_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
+    BAND_NAME_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompt: str
     token_ids: TokenIds
@@ -116,7 +117,8 @@ class GenerateRequest(_message.Message):
     cache_opt_out: bool
     cache_salt: str
     echo: bool
-    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., n: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., min_output_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., include_stop: _Optional[bool] = ..., logprobs: _Optional[int] = ..., return_token_ids: _Optional[bool] = ..., band: _Optional[_Union[_types_pb2.Band, str]] = ..., request_class: _Optional[_Union[_types_pb2.RequestClass, str]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., long_prompt: _Optional[_Union[LongPrompt, str]] = ..., client_label: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., cache_opt_out: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., echo: _Optional[bool] = ...) -> None: ...
+    band_name: str
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., n: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., min_output_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., include_stop: _Optional[bool] = ..., logprobs: _Optional[int] = ..., return_token_ids: _Optional[bool] = ..., band: _Optional[_Union[_types_pb2.Band, str]] = ..., request_class: _Optional[_Union[_types_pb2.RequestClass, str]] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., long_prompt: _Optional[_Union[LongPrompt, str]] = ..., client_label: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., cache_opt_out: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., echo: _Optional[bool] = ..., band_name: _Optional[str] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("queued", "still_waiting", "started", "delta", "finished", "receipt", "echo")

@@ -106,12 +106,14 @@ class ConnectGatewayResponse(_message.Message):
     def __init__(self, welcome: _Optional[_Union[GatewayWelcome, _Mapping]] = ..., queued: _Optional[_Union[Queued, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., models: _Optional[_Union[Models, _Mapping]] = ..., heartbeat: _Optional[_Union[_types_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
 
 class GatewayWelcome(_message.Message):
-    __slots__ = ("peer", "term")
+    __slots__ = ("peer", "term", "bands")
     PEER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
+    BANDS_FIELD_NUMBER: _ClassVar[int]
     peer: _types_pb2.Peer
     term: int
-    def __init__(self, peer: _Optional[_Union[_types_pb2.Peer, _Mapping]] = ..., term: _Optional[int] = ...) -> None: ...
+    bands: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, peer: _Optional[_Union[_types_pb2.Peer, _Mapping]] = ..., term: _Optional[int] = ..., bands: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Queued(_message.Message):
     __slots__ = ("key", "position", "expected_wait_ms")
@@ -351,7 +353,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self, tenants: _Optional[bool] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("term", "waiting", "waiting_tokens", "oldest_wait_ms", "workers", "gateways", "placed_total", "rejected_total", "queues", "models", "quarantine", "tenants")
+    __slots__ = ("term", "waiting", "waiting_tokens", "oldest_wait_ms", "workers", "gateways", "placed_total", "rejected_total", "queues", "models", "quarantine", "tenants", "bands")
     TERM_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -364,6 +366,7 @@ class GetStatusResponse(_message.Message):
     MODELS_FIELD_NUMBER: _ClassVar[int]
     QUARANTINE_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
+    BANDS_FIELD_NUMBER: _ClassVar[int]
     term: int
     waiting: int
     waiting_tokens: int
@@ -376,7 +379,8 @@ class GetStatusResponse(_message.Message):
     models: _containers.RepeatedCompositeFieldContainer[ModelState]
     quarantine: _containers.RepeatedCompositeFieldContainer[QuarantinedPrompt]
     tenants: _containers.RepeatedCompositeFieldContainer[TenantState]
-    def __init__(self, term: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., oldest_wait_ms: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., gateways: _Optional[_Iterable[_Union[GatewayState, _Mapping]]] = ..., placed_total: _Optional[int] = ..., rejected_total: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[BandQueue, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., quarantine: _Optional[_Iterable[_Union[QuarantinedPrompt, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantState, _Mapping]]] = ...) -> None: ...
+    bands: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, term: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., oldest_wait_ms: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., gateways: _Optional[_Iterable[_Union[GatewayState, _Mapping]]] = ..., placed_total: _Optional[int] = ..., rejected_total: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[BandQueue, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., quarantine: _Optional[_Iterable[_Union[QuarantinedPrompt, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantState, _Mapping]]] = ..., bands: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TenantState(_message.Message):
     __slots__ = ("tenant", "weight", "band", "waiting", "waiting_tokens", "uncached_tokens", "cached_tokens", "output_tokens", "service", "budget_step")

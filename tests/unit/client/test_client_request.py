@@ -10,7 +10,7 @@ from protos.types.v1 import types_pb2
 from services.client import Message
 from services.client.request import generate_request, tokenize_request
 from services.domain.errors import InvalidField
-from services.domain.generation import Band, RequestClass
+from services.domain.generation import RequestClass
 
 
 def test_text_ids_and_chat_each_take_their_field() -> None:
@@ -37,7 +37,7 @@ def test_options_land_in_their_messages() -> None:
         stop_token_ids=(3,),
         logprobs=0,
         ignore_eos=True,
-        band=Band.BATCH,
+        band="batch",
         request_class=RequestClass.LONG,
         queue_limit_s=1.5,
         total_limit_s=60,
@@ -55,7 +55,7 @@ def test_options_land_in_their_messages() -> None:
     assert request.HasField("logprobs")
     assert request.ignore_eos
     assert request.cache_opt_out
-    assert request.band == types_pb2.BAND_BATCH
+    assert request.band_name == "batch"
     assert request.request_class == types_pb2.REQUEST_CLASS_LONG
     assert (request.limits.queue_ms, request.limits.total_ms) == (1500, 60_000)
     assert not request.limits.HasField("first_token_ms")

@@ -2,8 +2,8 @@
 
 from hypothesis import strategies as st
 
+from services.domain.bands import Bands
 from services.domain.degradation import Degradation
-from services.domain.generation import Band
 from services.domain.ids import TenantId
 from services.domain.limits import Allowance, Budget, Limits, Rate
 from services.domain.tenant import Prices, Tenant
@@ -42,7 +42,7 @@ tenants = st.builds(
     Tenant,
     id=names.map(TenantId),
     name=st.sampled_from(["", "Team A", "Équipe"]),
-    band=st.sampled_from(Band),
+    band=st.sampled_from(Bands().names),
     weight=st.floats(0.001, 1000),
     limits=limits,
     long_from_tokens=st.none() | counts,

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.domain.generation import Band, FinishReason, Limits
+from services.domain.bands import Bands
+from services.domain.generation import FinishReason, Limits
 from services.domain.ids import TenantId
 from services.domain.kv_layout import PAGE_SIZES
 from tests.fakes.engine_harness import (
@@ -102,7 +103,7 @@ def test_any_mix_of_requests_ends_and_gives_the_right_tokens(seed: int, page_siz
                 ids,
                 max_output=max_output,
                 tenant=rng.choice("ab"),
-                band=rng.choice(list(Band)),
+                band=rng.choice(list(Bands())),
                 n=rng.choice([1, 1, 1, 2, 3]),
                 limits=limits,
                 cache_opt_out=rng.random() < 0.1,

@@ -10,7 +10,6 @@ from gateway.core.auth import Authenticator
 from gateway.core.keys import KeyScope
 from services.chassis.config import ConfigError
 from services.domain.errors import BadCredential, NotYours
-from services.domain.generation import Band
 
 TENANTS = """
 [gateway]
@@ -40,7 +39,7 @@ def test_flags_file_and_tenants_are_read(tmp_path: Path) -> None:
     tenant = auth.tenant_of(caller)
     assert (tenant.id, tenant.band, tenant.limits.max_concurrency, tenant.kv_pages) == (
         "acme",
-        Band.BATCH,
+        "batch",
         3,
         10,
     )

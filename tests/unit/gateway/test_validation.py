@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gateway.core.lengths import check_prompt, class_of, most_prompt_tokens
 from gateway.core.request import ChatTurn, GenerationRequest, SamplingOptions
 from gateway.core.validation import Options, check
+from services.domain.bands import Bands
 from services.domain.capacity import Capacity, Fits, worst_case
 from services.domain.errors import InvalidField, PromptTooLong
 from services.domain.generation import Band, Limits, RequestClass
@@ -18,7 +19,7 @@ from tests.unit.gateway.builders import a_profile, a_request, a_sampled_request,
 
 
 def checked(request: GenerationRequest, **profile: Any) -> Options:
-    return check(request, a_tenant(), a_profile(**profile), fresh_seed=99)
+    return check(request, a_tenant(), a_profile(**profile), fresh_seed=99, bands=Bands())
 
 
 BAD_FIELDS: list[tuple[str, GenerationRequest]] = [
@@ -122,8 +123,21 @@ def test_end_of_sequence_ids_are_stops_unless_ignored() -> None:
 
 
 def test_a_caller_cannot_raise_its_band() -> None:
-    assert checked(a_request(band=Band.INTERACTIVE)).band is Band.STANDARD
-    assert checked(a_request(band=Band.BATCH)).band is Band.BATCH
+    assert checked(a_request(band="interactive")).band == Band.STANDARD
+    assert checked(a_request(band="batch")).band == Band.BATCH
+
+
+def test_bands_are_those_that_the_scheduler_has() -> None:
+    bands = Bands(("live", "standard", "night", "weekly"))
+    ranks = {
+        name: check(a_request(band=name), a_tenant(), a_profile(), 0, bands).band for name in bands.names
+    }
+    assert ranks == {"live": 2, "standard": 2, "night": 3, "weekly": 4}
+    with pytest.raises(InvalidField, match="live, standard, night, weekly, got 'batch'") as caught:
+        check(a_request(band="batch"), a_tenant(), a_profile(), 0, bands)
+    assert caught.value.detail.field == "band"
+    # A tenant whose band is gone is served in the last one.
+    assert check(a_request(), a_tenant(), a_profile(), 0, Bands(("live", "night"))).band == 2
 
 
 def test_the_class_follows_the_prompt_and_can_only_be_lowered() -> None:
@@ -152,7 +166,7 @@ def test_the_edge_admits_exactly_what_the_capacity_function_does(
     request = a_request(max_output_tokens=num_output, num_choices=num_choices)
     if num_output is not None and num_output > 1024:
         return
-    options = check(request, a_tenant(), profile, 0)
+    options = check(request, a_tenant(), profile, 0, Bands())
     fit = worst_case(num_prompt, num_output or 1, num_choices, capacity)
     if isinstance(fit, Fits):
         stop = check_prompt(request, a_tenant(), options, profile, num_prompt)
@@ -165,7 +179,7 @@ def test_the_edge_admits_exactly_what_the_capacity_function_does(
 
 def test_the_output_limit_defaults_to_what_is_left_and_at_most_the_tenants_default() -> None:
     request, profile = a_request(), a_profile()
-    options = check(request, a_tenant(), profile, 0)
+    options = check(request, a_tenant(), profile, 0, Bands())
     small = a_tenant(default_max_output_tokens=50)
     assert check_prompt(request, small, options, profile, 100).max_output_tokens == 50
     assert check_prompt(request, a_tenant(), options, profile, 1000).max_output_tokens == 25

@@ -9,6 +9,7 @@ from bench.tenants.scenarios import floors, locality, long_beside_short, noisy_n
 from scheduler.core.fair_queue import FairPolicy, as_vtc
 from scheduler.core.fifo import FifoPolicy
 from scheduler.core.share_queue import FairRules
+from services.domain.bands import Bands
 from services.domain.generation import Band
 
 NO_CLASSES = replace(UNBOUNDED, max_long_share=1.0, max_short_share=1.0)
@@ -49,6 +50,12 @@ def test_a_lower_band_gets_its_floor_and_no_more(rules: FairRules) -> None:
     shares = floors(FairPolicy(rules), until_s=60.0)
     for band, floor in rules.floors.items():
         assert shares[band] == pytest.approx(floor, abs=0.02)
+
+
+def test_bands_of_ones_own_have_their_own_floors() -> None:
+    rules = FairRules(floors={Band(2): 0.2, Band(4): 0.1}, num_bands=4)
+    shares = floors(FairPolicy(rules), until_s=60.0, bands=Bands(("a", "b", "c", "d")))
+    assert [shares[band] for band in map(Band, range(1, 5))] == pytest.approx([0.7, 0.2, 0.0, 0.1], abs=0.02)
 
 
 def test_without_a_floor_a_lower_band_gets_nothing() -> None:

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from scheduler.core.degrade import Ladder, LadderRules, Load
+from services.domain.bands import Bands
 from services.domain.degradation import Step
 from services.domain.generation import Band
 
@@ -134,7 +135,7 @@ def test_whatever_comes_low_bands_lead(seed: int) -> None:
     """A better band never stands as high as a lower one, except where both are at the top."""
     choose, fleet = random.Random(seed), Fleet()
     for _ in range(300):
-        waits = {band: choose.choice([0.0, 0.2, 1.5]) * RULES.targets_s[band] for band in Band}
+        waits = {band: choose.choice([0.0, 0.2, 1.5]) * RULES.targets_s[band] for band in Bands()}
         fleet.run(choose.randint(1, 40), Load(waits, choose.choice([0.1, 1.0])))
         for lower, better in itertools.pairwise(fleet.steps):
             assert better == Step.NONE or lower > better or lower is Step.REFUSE

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.core.fair_queue import FairPolicy
+from services.domain.bands import Bands
 from services.domain.generation import Band, Limits, RequestClass
 from services.domain.ids import WorkerId
 from tests.unit.scheduler.builders import acquire
@@ -24,7 +25,7 @@ def storm(world: World, num_requests: int, *, deaths: bool) -> None:
             f"r{i}",
             tokens=draw.choice([1, 16, 40, 100, 400, 1200]),
             output=draw.choice([4, 60]),
-            band=draw.choice(list(Band)),
+            band=draw.choice(list(Bands())),
             limits=limits,
             n=draw.choice([1, 1, 1, 4]),
             tenant=draw.choice("abc"),
