@@ -15,6 +15,7 @@ from services.domain.ids import Epoch
 from services.rpc import convert
 from worker.app import Worker
 from worker.config import ExecutorKind, WorkerConfig
+from worker.devices import Device
 from worker.executors.base import Executor
 from worker.executors.sim import CostModel, SimConfig, SimExecutor, SimFaults
 from worker.loading import Loaded
@@ -58,9 +59,18 @@ class RunningWorker:
 
 @asynccontextmanager
 async def running_worker(
-    *, num_pages: int = 256, step_ms: float = 1.0, executor: Executor | None = None, **config: object
+    *,
+    num_pages: int = 256,
+    step_ms: float = 1.0,
+    executor: Executor | None = None,
+    device: Device | None = None,
+    **config: object,
 ) -> AsyncIterator[RunningWorker]:
-    """Run a sim worker, or one with `executor`; it is told to stop at the end, and must then have stopped."""
+    """Run a sim worker, or one with `executor`; it is told to stop at the end, and must then have stopped.
+
+    Args:
+        device: On which it is said to compute.
+    """
     faults = SimFaults()
 
     def load(config: WorkerConfig) -> Loaded:
@@ -71,7 +81,7 @@ async def running_worker(
         made = SimExecutor(sim, faults) if executor is None else executor
         made.allocate(num_pages)
         max_context = min(CONTEXT_TOKENS, made.profile.max_context_tokens)
-        return Loaded(made, PoolSize(num_pages, "given"), max_context)
+        return Loaded(made, PoolSize(num_pages, "given"), max_context, device)
 
     settings = WorkerConfig(model="sim", executor=ExecutorKind.SIM, port=0, probe_port=0, **config)
     async with asyncio.TaskGroup() as group:
