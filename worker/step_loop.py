@@ -12,13 +12,15 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from math import inf
+from typing import Any
 
-from worker.engine.batch_builder import build_batch
+from worker.engine.batch import StepResult
+from worker.engine.batch_builder import build_ahead, build_batch
 from worker.engine.commands import Command, SnapshotKv
 from worker.engine.outputs import StepOutputs
 from worker.engine.step_plan import StepPlan
 from worker.engine.step_scheduler import StepScheduler
-from worker.executors.base import Executor
+from worker.executors.base import Executor, OverlappingExecutor
 
 
 class StepLoop:
@@ -39,6 +41,7 @@ class StepLoop:
         """
         self._scheduler = scheduler
         self._executor = executor
+        self._overlapping = executor if isinstance(executor, OverlappingExecutor) else None
         self._on_step = on_step
         self._on_fault = on_fault
         self._clock = clock
@@ -49,6 +52,8 @@ class StepLoop:
         """The last step computed something, so the next plan may differ without any command."""
         self._planned: StepPlan | None = None
         """Planned before the last step was told."""
+        self._launched: Any = None
+        """Of that plan, where the device has it already: before the last step was taken in."""
         self._untold: Callable[[], StepOutputs] | None = None
         """Makes the outputs of the last step, which are not handed over yet."""
         self._working_since: float | None = None
@@ -107,19 +112,37 @@ class StepLoop:
         started = self._clock()
         if self._working_since is None:
             self._working_since = started
-        result = self._executor.execute(build_batch(plan), self._hand_over)
+        result = self._compute(plan)
         assert self._untold is None, "the executor has left out what was to be done meanwhile"
         finished = self._clock()
         # 5. Take the result in. Where all go on, the next step need not wait for this one to be told.
         scheduler.take_in(plan, result, finished)
         self._working_since = finished if scheduler.num_live else None
         tell = partial(scheduler.tell, plan, finished, finished - started)
-        self._planned = None if self._commands else scheduler.plan_on(finished)
+        if self._planned is None and not self._commands:
+            self._planned = scheduler.plan_on(finished)
         if self._planned is None:
             outputs = tell()
             self._untold = lambda: outputs
         else:
             self._untold = tell
+
+    def _compute(self, plan: StepPlan) -> StepResult:
+        """Execute a plan; a device that works by itself gets the next step before this one has ended."""
+        executor = self._overlapping
+        if executor is None:
+            return self._executor.execute(build_batch(plan), self._hand_over)
+        launched, self._launched = self._launched, None
+        if launched is None:
+            launched = executor.launch(build_batch(plan))
+        self._hand_over()
+        # A command waits for no more than the step that runs and the one behind it.
+        is_asked = self._commands or self._is_stopping
+        ahead = None if is_asked else self._scheduler.plan_ahead(self._clock())
+        if ahead is not None:
+            self._planned = ahead[0]
+            self._launched = executor.launch(build_ahead(*ahead))
+        return executor.collect(launched)
 
     def _next_plan(self) -> StepPlan:
         """Return the plan that is made already, or give the scheduler what has been asked for, and plan."""

@@ -156,35 +156,43 @@ def sequence(
     return Sequence(ids, pages, SamplingParams(seed=seed, **params), forbidden)  # type: ignore[arg-type]
 
 
-def step(executor: Executor, work: list[tuple[Sequence, int]]) -> StepResult:
-    """Compute the next `count` tokens of each sequence, and append what is drawn."""
+def batch_of(work: list[tuple[Sequence, int]]) -> Batch:
+    """Return the step of the next `count` tokens of each sequence, which count as computed then."""
     ids: list[int] = []
     positions: list[int] = []
     ends: list[int] = []
     for seq, count in work:
-        ids += seq.tokens()[seq.num_computed : seq.num_computed + count]
+        # A token that is not drawn yet is what the step before feeds.
+        ids += [*seq.tokens(), 0][seq.num_computed : seq.num_computed + count]
         positions += range(seq.num_computed, seq.num_computed + count)
         seq.num_computed += count
         ends.append(len(ids))
-    sampled = [i for i, (seq, _) in enumerate(work) if seq.num_computed == len(seq.tokens())]
     width = max(len(seq.pages) for seq, _ in work)
     table = np.zeros((len(work), width), np.int32)
     for i, (seq, _) in enumerate(work):
         table[i, : len(seq.pages)] = seq.pages
-    result = executor.execute(
-        Batch(
-            ids=np.array(ids, np.int32),
-            positions=np.array(positions, np.int32),
-            query_start=np.array([0, *ends], np.int32),
-            context_len=np.array([seq.num_computed for seq, _ in work], np.int32),
-            page_table=table,
-            out_rows=np.array([ends[i] - 1 for i in sampled], np.int32),
-            sampling=tuple(work[i][0].row() for i in sampled),
-        )
+    sampled = _sampled(work)
+    return Batch(
+        ids=np.array(ids, np.int32),
+        positions=np.array(positions, np.int32),
+        query_start=np.array([0, *ends], np.int32),
+        context_len=np.array([seq.num_computed for seq, _ in work], np.int32),
+        page_table=table,
+        out_rows=np.array([ends[i] - 1 for i in sampled], np.int32),
+        sampling=tuple(work[i][0].row() for i in sampled),
     )
-    for i, token in zip(sampled, result.token_ids.tolist(), strict=True):
+
+
+def step(executor: Executor, work: list[tuple[Sequence, int]]) -> StepResult:
+    """Compute the next `count` tokens of each sequence, and append what is drawn."""
+    result = executor.execute(batch_of(work))
+    for i, token in zip(_sampled(work), result.token_ids.tolist(), strict=True):
         work[i][0].output_ids.append(token)
     return result
+
+
+def _sampled(work: list[tuple[Sequence, int]]) -> list[int]:
+    return [i for i, (seq, _) in enumerate(work) if seq.num_computed >= len(seq.tokens())]
 
 
 def generate(executor: Executor, seq: Sequence, count: int, chunk: int = 1000) -> list[int]:

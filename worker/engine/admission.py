@@ -37,6 +37,15 @@ class Admission:
         self._config = config
         self._seating = seating
 
+    def is_full(self) -> bool:
+        """Say whether nobody in line can get a seat, not even that of somebody who has to yield it."""
+        seating = self._seating
+        head = next(iter(seating.line), None)
+        if head is None or seating.num_free_seats > 0:
+            return False
+        is_highest = all(seq.request.band <= head.request.band for seq in seating.seated)
+        return is_highest and not any(over > 0.0 for over in seating.ranks.values())
+
     def admit(self, budget: int, step: int, now: float) -> Admissions:
         """Start whoever may start before this step. `budget`: prefill tokens of the step."""
         result = Admissions()
@@ -44,7 +53,7 @@ class Admission:
             return result
         blocked: list[WaitingEntry] = []
         tenants_at_slice: set[TenantId] = set()
-        if not self._start_seated(result, step, now) or self._is_full():
+        if not self._start_seated(result, step, now) or self.is_full():
             result.waits_for_room = True
             return result
         num_examined = 0
@@ -73,15 +82,6 @@ class Admission:
                 if entry.bypassed >= self._config.max_bypass:
                     break
         return result
-
-    def _is_full(self) -> bool:
-        """Say whether nobody in line can get a seat, not even that of somebody who has to yield it."""
-        seating = self._seating
-        head = next(iter(seating.line), None)
-        if head is None or seating.num_free_seats > 0:
-            return False
-        is_highest = all(seq.request.band <= head.request.band for seq in seating.seated)
-        return is_highest and not any(over > 0.0 for over in seating.ranks.values())
 
     def _start_seated(self, result: Admissions, step: int, now: float) -> bool:
         """Start members of seated groups; return False when one lacks pages, so that nobody passes it."""

@@ -53,6 +53,9 @@ class Batch:
     """[O] parallel to `out_rows`."""
     targets: Int32 | None = None
     """[O] ids that follow and are scored instead of drawn; -1: one is drawn. None: all rows draw."""
+    feeds: Int32 | None = None
+    """[T] output rows of the step launched before, whose draws are the ids; `ids` mean nothing then, and
+    sampling rows are a token behind. None: the ids are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +78,12 @@ class StepResult:
     """[O] raw log-probability of that token; 0 where it was not asked for."""
     top: tuple[TopLogprobs | None, ...]
     """[O] alternatives where asked for."""
+
+    def select(self, rows: Int32) -> "StepResult":
+        """Return some of the rows, in the order given."""
+        return StepResult(
+            token_ids=self.token_ids[rows],
+            failed=self.failed[rows],
+            logprobs=self.logprobs[rows],
+            top=tuple(self.top[row] for row in rows.tolist()),
+        )

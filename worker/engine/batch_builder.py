@@ -52,6 +52,26 @@ def build_batch(plan: StepPlan) -> Batch:
     )
 
 
+def build_ahead(plan: StepPlan, feeds: Int32) -> Batch:
+    """Return the batch of a step that is planned while the one before it runs.
+
+    Args:
+        plan: Its rows are still where the step before has them.
+        feeds: See `Batch.feeds`.
+    """
+    decodes = plan.decodes
+    return Batch(
+        ids=np.zeros(len(feeds), np.int32),
+        positions=decodes.positions + 1,
+        query_start=decodes.query_start,
+        context_len=decodes.context_len + 1,
+        page_table=decodes.page_table,
+        out_rows=decodes.query_start[:-1],
+        sampling=tuple(decodes.sample_rows),
+        feeds=feeds,
+    )
+
+
 class Outputs(NamedTuple):
     """The part of a batch that says of which rows logits are wanted, and for what."""
 

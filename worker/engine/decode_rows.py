@@ -94,6 +94,16 @@ class DecodeRows:
         return list(self._of_phase[-self._num_steps % self._page_size])
 
     @property
+    def at_next_page_start(self) -> list[Sequence]:
+        """As above, once every row has gone on by one token."""
+        return list(self._of_phase[-(self._num_steps + 1) % self._page_size])
+
+    @property
+    def most_due(self) -> int:
+        """Minus the tokens after which the first row must be looked at."""
+        return int(self._counters[3, : len(self.sequences)].max())
+
+    @property
     def asking(self) -> list[tuple[int, Sequence]]:
         """Those that ask for log-probabilities, with their rows."""
         return [(row, sequence) for sequence in self._asking if (row := sequence.row) is not None]

@@ -167,6 +167,23 @@ class Seating:
             victims.append(victim)
         return victims
 
+    def growing(self) -> list[Sequence]:
+        """Return the generating sequences whose next token needs a page, the most important first."""
+        page_size = self._config.page_size
+        starting = self.decodes.at_page_start
+        growing = [seq for seq in starting if len(seq.pages) * page_size <= seq.num_computed]
+        if len(growing) > 1:
+            growing.sort(key=lambda seq: (seq.request.band, seq.request.arrival))
+        return growing
+
+    def grow_decodes(self, now: float) -> list[Sequence]:
+        """Give each generating sequence the page of its next token; return who was preempted for it."""
+        preempted: list[Sequence] = []
+        for sequence in self.growing():
+            if sequence.is_started:
+                preempted += self.grow(sequence, now)
+        return preempted
+
     def begin_decode(self, sequence: Sequence) -> None:
         """Let a sequence generate: all its tokens but the one just drawn are computed."""
         sequence.state = SequenceState.DECODE

@@ -36,6 +36,8 @@ class StepPlan:
     """Lost their pages while this step was planned; none of them has a row."""
     has_outputs: bool
     """There is something to tell even when there are no rows."""
+    rows: tuple[Sequence, ...] | None = None
+    """Of a step planned while the one before it ran: whose rows it has, some of which that one may end."""
 
     @property
     def num_rows(self) -> int:

@@ -3,7 +3,8 @@
 `plan` reads commands and makes a consistent plan: ends first, then decode, then starts, then prefill.
 `take_in` is the only place where progress is made. Between the two nothing changes, so no page is given away
 while a step reads or writes it. `tell` says what came of a step; it may come after `plan_on` has planned the
-next one, which computes meanwhile. Reads no clock, knows nothing of threads, devices or streams.
+next one, which computes meanwhile. A device gets it still earlier, by `plan_ahead`: see `run_ahead`.
+Reads no clock, knows nothing of threads, devices or streams.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from services.domain.capacity import pages_for
 from services.domain.errors import over_cap
 from services.domain.ids import TenantId
 from worker.engine.admission import Admission, Admissions
-from worker.engine.batch import StepResult
+from worker.engine.batch import Int32, StepResult
 from worker.engine.commands import Command
 from worker.engine.config import EngineConfig
 from worker.engine.intake import Intake
@@ -22,6 +23,7 @@ from worker.engine.page_pool import PagePool
 from worker.engine.prefill_order import is_long, share_prefill
 from worker.engine.progress import Progress
 from worker.engine.report import StepReport
+from worker.engine.run_ahead import feeds_of, plan_ahead, without_ended
 from worker.engine.seating import Seating
 from worker.engine.sequence import DECODE, PREFILL, Sequence
 from worker.engine.step_plan import PrefillRow, StepPlan
@@ -43,6 +45,8 @@ class StepScheduler:
         self._inbox: list[Command] = []
         self._in_flight: StepPlan | None = None
         self._untold: StepPlan | None = None
+        self._ahead: StepPlan | None = None
+        """The step after that, planned and launched before it is taken in."""
         self._step = 0
         self._granted = 0
         self._waits_for_room = False
@@ -96,7 +100,7 @@ class StepScheduler:
         if self.pool.slices.has_bounds:
             self.pool.slices.shrink(self._seating.seated_pages)
         # 2. Decode: everyone that generates gets its page; victims are known before any row exists.
-        preempted = self._grow_decodes(now)
+        preempted = self._seating.grow_decodes(now)
         # 3. Starts, within what decode leaves of the step.
         config, decodes = self._config, self._seating.decodes
         budget = config.max_step_tokens - len(decodes)
@@ -129,13 +133,10 @@ class StepScheduler:
         """
         seating = self._seating
         is_mere_decode = 0 < len(seating.decodes) == len(seating.seated) and not seating.line
-        if not is_mere_decode or self._inbox or self._report.has_events or self._intake.may_expire(now):
-            return None
-        idle_end = self.pool.next_idle_end
-        if idle_end is not None and idle_end <= now:
+        if not is_mere_decode or self._report.has_events or self._is_asked(now):
             return None
         self.pool.pass_time(now)
-        for sequence in self._growing():
+        for sequence in seating.growing():
             # What others have got by then they keep: `plan` finds that they need nothing.
             if self.pool.can_take(sequence.request.tenant, 1) is not None:
                 return None
@@ -152,9 +153,11 @@ class StepScheduler:
         """
         assert plan is self._in_flight, "only the plan in flight can be taken in"
         assert self._untold is None, "the step before was not told"
-        self._in_flight, self._untold = None, plan
+        self._in_flight, self._ahead, self._untold = self._ahead, None, plan
         if plan.num_rows:
             assert result is not None, "a plan with rows needs a result"
+            if plan.rows is not None:
+                plan, result = without_ended(plan, result)
             self._progress.make(plan, result, now)
 
     def tell(self, plan: StepPlan, now: float, step_s: float = 0.0) -> StepOutputs:
@@ -168,6 +171,26 @@ class StepScheduler:
         self._untold = None
         return self._report.close(self._stats(plan, step_s, now))
 
+    def plan_ahead(self, now: float) -> tuple[StepPlan, Int32] | None:
+        """Decide the step after the one in flight before that is taken in, if it can only be one thing.
+
+        Returns:
+            The plan and `Batch.feeds`; None where the next step must wait for what this one draws, or for
+            anything that was asked for.
+        """
+        in_flight = self._in_flight
+        assert in_flight is not None, "a step is in flight"
+        assert self._ahead is None, "one step runs ahead, not two"
+        may_start = len(self._seating.line) and not self._admission.is_full()
+        if may_start or self._is_asked(now):
+            return None
+        self._ahead = plan_ahead(self._seating, in_flight, now)
+        if self._ahead is None:
+            return None
+        self._step += 1
+        self._long_ran = False
+        return self._ahead, feeds_of(in_flight)
+
     def apply(
         self, plan: StepPlan, result: StepResult | None, now: float, step_s: float = 0.0
     ) -> StepOutputs:
@@ -176,6 +199,12 @@ class StepScheduler:
         return self.tell(plan, now, step_s)
 
     # -- parts of plan --------------------------------------------------------------------------------------
+
+    def _is_asked(self, now: float) -> bool:
+        """Say whether a command, a limit or the end of a page is due, which only `plan` looks after."""
+        idle_end = self.pool.next_idle_end
+        is_idle_over = idle_end is not None and idle_end <= now
+        return bool(self._inbox) or is_idle_over or self._intake.may_expire(now)
 
     def _begin_plan(self) -> None:
         assert self._in_flight is None, "the last plan was not taken in"
@@ -194,23 +223,6 @@ class StepScheduler:
             self._step, decodes, len(decodes), tuple(prefills), num_prefill, tuple(preempted), has_outputs
         )
         return self._in_flight
-
-    def _growing(self) -> list[Sequence]:
-        """Return the generating sequences whose next token needs a page, the most important first."""
-        page_size = self._config.page_size
-        starting = self._seating.decodes.at_page_start
-        growing = [seq for seq in starting if len(seq.pages) * page_size <= seq.num_computed]
-        if len(growing) > 1:
-            growing.sort(key=lambda seq: (seq.request.band, seq.request.arrival))
-        return growing
-
-    def _grow_decodes(self, now: float) -> list[Sequence]:
-        """Give each generating sequence the page of its next token; return who was preempted for it."""
-        preempted: list[Sequence] = []
-        for sequence in self._growing():
-            if sequence.is_started:
-                preempted += self._seating.grow(sequence, now)
-        return preempted
 
     def _tell_admissions(self, admissions: Admissions, now: float) -> None:
         for sequence, cached_tokens in admissions.started:

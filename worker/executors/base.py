@@ -5,7 +5,7 @@ Knows nothing of scheduling; an executor does what the batch says, in one call p
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from services.domain.ids import Namespace
 from worker.engine.batch import Batch, StepResult
@@ -70,6 +70,25 @@ class ExecutorFault(Exception):
 
 def nothing() -> None:
     """What a caller does meanwhile that has nothing to do."""
+
+
+@runtime_checkable
+class OverlappingExecutor(Protocol):
+    """An executor whose device runs one step while the next one is prepared. `execute` is both in one."""
+
+    def launch(self, batch: Batch) -> Any:
+        """Begin a step and return what `collect` takes; the batch may change then. Two may be under way.
+
+        Raises:
+            ExecutorFault: Nothing more can be computed here.
+        """
+
+    def collect(self, launched: Any) -> StepResult:
+        """Wait for the oldest step under way.
+
+        Raises:
+            ExecutorFault: As above.
+        """
 
 
 class Executor(Protocol):

@@ -6,7 +6,8 @@ interpreted the device is the CPU: that is for tests.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from worker.engine.batch import Batch, StepResult
 from worker.executors.base import ExecutorFault, ModelProfile, StepLimits, nothing
 from worker.executors.triton_cuda_stream import CudaStream
 from worker.executors.triton_plan import TritonPlan
-from worker.executors.triton_runner import StepRunner
+from worker.executors.triton_runner import Launched, StepRunner
 from worker.executors.triton_stream import InterpretedStream, Stream, device_faults
 from worker.executors.weights.loader import WeightSource, open_model
 from worker.kernels import linear_tuning
@@ -143,18 +144,32 @@ class TritonExecutor:
             )
 
     def execute(self, batch: Batch, meanwhile: Callable[[], None] = nothing) -> StepResult:
-        """Launch the plan once and draw a token for every output row (see `Executor.execute`)."""
-        runner = self._runner
-        assert runner is not None, "allocate comes before the first step"
+        """Launch a step and wait for it (see `Executor.execute`)."""
+        launched = self.launch(batch)
+        meanwhile()
+        return self.collect(launched)
+
+    def launch(self, batch: Batch) -> Launched:
+        """Queue a step (see `OverlappingExecutor.launch`)."""
+        with self._running() as runner:
+            launched = runner.launch(batch)
+            if self.on_logits is not None:
+                self.on_logits(batch, runner.read_logits(len(batch.out_rows)))
+            return launched
+
+    def collect(self, launched: Launched) -> StepResult:
+        """Wait for the oldest step under way (see `OverlappingExecutor.collect`)."""
+        with self._running() as runner:
+            return runner.collect(launched)
+
+    @contextmanager
+    def _running(self) -> Iterator[StepRunner]:
+        assert self._runner is not None, "allocate comes before the first step"
         if self._fault is not None:
             raise ExecutorFault(str(self._fault)) from self._fault
         try:
             with device_faults("a step"), torch.inference_mode():
-                launched = runner.launch(batch)
-                meanwhile()
-                if self.on_logits is not None:
-                    self.on_logits(batch, runner.read_logits(len(batch.out_rows)))
-                return runner.collect(launched)
+                yield self._runner
         except ExecutorFault as fault:
             self._fault = fault
             raise

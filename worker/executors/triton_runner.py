@@ -17,6 +17,7 @@ from worker.executors.triton_plan import TritonPlan
 from worker.executors.triton_sampling import result_of, rows_as_arrays
 from worker.executors.triton_step import Downloaded, SamplingPlaces, StepMemory, StepShape
 from worker.executors.triton_stream import Graph, Stream
+from worker.kernels import sampling as contract
 from worker.kernels.kv_pages_torch import LayerKv
 from worker.kernels.sampling_triton import SamplingScratch, sample
 
@@ -83,6 +84,8 @@ class StepRunner:
             ValueError: As `rows_as_arrays`.
         """
         rows = rows_as_arrays(batch.sampling, self._vocab_size, batch.targets)
+        if batch.feeds is not None:
+            rows.integers[:, contract.POSITION] += 1
         shape = StepShape.of(batch)
         graph = None
         if shape.is_plain_decode and (place := bisect_left(self._sizes, shape.num_sequences)) < len(
@@ -91,6 +94,9 @@ class StepRunner:
             shape = StepShape.decode(self._sizes[place])
             graph = self._graphs[self._sizes[place]]
         self._memory.upload(batch, rows, shape, padding_slot=self._padding_slot)
+        if batch.feeds is not None:
+            with self._stream.launching():
+                self._memory.feed(len(batch.feeds))
         if graph is not None:
             graph.replay()
         else:

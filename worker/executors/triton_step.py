@@ -115,6 +115,7 @@ class StepMemory:
                 Field("out_rows", i32, (outputs,)),
                 Field("query_start", i32, (sequences + 1,)),
                 Field("context_len", i32, (sequences,)),
+                Field("feeds", i32, (sequences,)),
                 Field("numbers", torch.float64, (outputs, contract.NUMBERS)),
                 Field("integers", torch.int64, (outputs, contract.INTEGERS)),
                 Field("ids", i32, (tokens,)),
@@ -174,6 +175,8 @@ class StepMemory:
         fill("ids", batch.ids, shape.num_tokens)
         fill("positions", batch.positions, shape.num_tokens)
         fill("slots", self._slots_of(batch), shape.num_tokens, padding_slot)
+        if batch.feeds is not None:
+            fill("feeds", batch.feeds, len(batch.feeds))
         fill("out_rows", batch.out_rows, shape.num_outputs)
         fill("query_start", batch.query_start, shape.num_sequences + 1)
         fill("context_len", batch.context_len, shape.num_sequences)
@@ -191,6 +194,11 @@ class StepMemory:
         self._stream.upload(fill.host, self._inputs.device, copied)
         if len(rows.entries):
             self._upload_entries(rows)
+
+    def feed(self, num_tokens: int) -> None:
+        """Launch the copy of what the step before drew to the ids of this one."""
+        token_ids, inputs = self._results.tensor("token_ids"), self._inputs.tensor
+        torch.index_select(token_ids, 0, inputs("feeds")[:num_tokens], out=inputs("ids")[:num_tokens])
 
     def download(self, num_outputs: int, *, has_top: bool) -> Downloaded:
         """Queue the copy of a step's results."""

@@ -1,5 +1,6 @@
 """Captured decode, the memory of steps and what a step may do, on a fake device."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,16 @@ import torch
 from numpy.typing import NDArray
 
 from services.domain.generation import SamplingParams
-from tests.fakes.contract_executors import NUM_PAGES, PAGE, generate, sequence, step, tiny_triton
+from tests.fakes.contract_executors import (
+    NUM_PAGES,
+    PAGE,
+    Sequence,
+    batch_of,
+    generate,
+    sequence,
+    step,
+    tiny_triton,
+)
 from tests.fakes.engine_harness import engine_config, prompt, submit
 from tests.fakes.fake_stream import FakeStream
 from tests.fakes.interpreted_dots import use_one_order
@@ -29,34 +39,72 @@ def made(stream: FakeStream, sizes: tuple[int, ...] = SIZES) -> TritonExecutor:
     return executor
 
 
-def served(stream: FakeStream, sizes: tuple[int, ...]) -> tuple[list[NDArray[np.float32]], list[list[int]]]:
-    """Prefill three sequences, decode two of them, then all; return logits by step and what was drawn."""
-    executor = made(stream, sizes)
+def prefilled(executor: TritonExecutor) -> list[Sequence]:
+    """Prefill three sequences. Page 0 is where padding would store that went to no page of its own."""
+    sequences = [
+        sequence(1, 2, [0], repetition_penalty=1.5),
+        sequence(2, 1, [3, 9], num_logprobs=2),
+        sequence(3, 3, [1], temperature=0.0),
+    ]
+    step(executor, [(each, len(each.prompt_ids)) for each in sequences])
+    return sequences
+
+
+def watched(executor: TritonExecutor) -> list[NDArray[np.float32]]:
+    """Return the logits of every step from now on."""
     seen: list[NDArray[np.float32]] = []
     executor.on_logits = lambda batch, logits: seen.append(logits)
-    # Page 0 is where padding would store that went to no page of its own.
-    waiting = sequence(1, 2, [0], temperature=0.0)
-    others = [sequence(2, 1, [3, 9], num_logprobs=2), sequence(3, 3, [1], repetition_penalty=1.5)]
-    every = [waiting, *others]
-    with stream.steady():
-        step(executor, [(each, len(each.prompt_ids)) for each in every])
-        step(executor, [(each, 1) for each in others])
-        step(executor, [(each, 1) for each in every])
-    return seen, [each.output_ids for each in every]
+    return seen
 
 
-def test_a_captured_decode_has_the_bits_of_an_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two and three rows padded to four; nobody sees the padding, and it writes to nobody's page."""
+def feed(executor: TritonExecutor, work: list[tuple[Sequence, int]], feeds: list[int]) -> Any:
+    return executor.launch(replace(batch_of(work), feeds=np.array(feeds, np.int32)))
+
+
+def test_captured_and_overlapped_decode_has_the_bits_of_eager_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows padded to four, and once more, fed by what was just drawn and in another order; then one row.
+
+    Nobody sees the padding, and it writes to nobody's page.
+    """
     use_one_order(monkeypatch)
     eager, captured = FakeStream(), FakeStream()
-    expected, expected_ids = served(eager, ())
-    found, found_ids = served(captured, SIZES)
-    assert (eager.calls["replay"], captured.calls["replay"]) == (0, 2)
-    assert [logits.shape[0] for logits in found] == [3, 2, 3]
-    for ours, theirs in zip(found, expected, strict=True):
-        assert np.array_equal(ours, theirs)
-        assert np.isfinite(ours).all()
-    assert found_ids == expected_ids
+    theirs = made(eager, ())
+    expected, (a, b, c) = watched(theirs), prefilled(theirs)
+    for rows in ((b, c), (b, c), (a,)):
+        step(theirs, [(each, 1) for each in rows])
+    ours = made(captured)
+    found, (a2, b2, c2) = watched(ours), prefilled(ours)
+    with captured.steady():
+        launched = ours.launch(batch_of([(b2, 1), (c2, 1)]))
+        behind = feed(ours, [(c2, 1), (b2, 1)], [1, 0])
+        first, second = ours.collect(launched), ours.collect(behind)
+        step(ours, [(a2, 1)])
+    assert (eager.calls["replay"], captured.calls["replay"]) == (0, 3)
+    found[2] = found[2][::-1]
+    assert [logits.shape[0] for logits in found] == [3, 2, 2, 1]
+    for mine, other in zip(found, expected, strict=True):
+        assert np.array_equal(mine, other)
+        assert np.isfinite(mine).all()
+    assert a2.output_ids == a.output_ids
+    assert [first.token_ids[0], second.token_ids[1]] == b.output_ids[1:]
+    assert [first.token_ids[1], second.token_ids[0]] == c.output_ids[1:]
+    assert first.top[0] is not None
+    assert first.top[1] is None
+
+
+def test_the_step_behind_is_queued_before_anybody_waits() -> None:
+    stream = FakeStream(computes=False)
+    executor = made(stream)
+    rows = [(sequence(i, 1, [i]), 1) for i in range(2)]
+    step(executor, rows)
+    before = stream.calls.copy()
+    launched = executor.launch(batch_of(rows))
+    behind = feed(executor, rows, [0, 1])
+    assert "synchronize" not in stream.calls - before
+    assert stream.calls - before == {"upload": 2, "aten.index_select.out": 1, "replay": 2, "download": 2}
+    for each in (launched, behind):
+        executor.collect(each)
+    assert (stream.calls - before)["synchronize"] == 2
 
 
 def test_a_step_takes_the_next_larger_graph_and_waits_once() -> None:
