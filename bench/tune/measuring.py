@@ -1,10 +1,10 @@
-"""Measures one tile on the device at hand, compiled ahead of time first: what spills is not timed.
+"""Measures one tile on the device at hand, and asks the compilers whether it may be committed.
 
 Knows torch, the kernels and the compilers' reports; knows nothing of what is done with the seconds.
 """
 
 from collections.abc import Iterable
-from functools import cache, partial
+from functools import partial
 
 import torch
 from triton.runtime.errors import OutOfResources
@@ -37,12 +37,13 @@ class LinearMeasure:
         """Make the weights. shape: rows and columns of W."""
         self._context, self._chip, self._kind = context, chip, kind
         self._weights = [_matrix(context, kind, *shape) for _ in range(context.sizes.copies)]
-        self._is_allowed = cache(lambda tile: _spills_nothing(chip, [aot_kernel(chip, kind, tile)]))
 
-    def __call__(self, tile: LinearTile, rows: int) -> float | None:
-        """Return seconds, None where the tile cannot be launched or spills."""
-        if not self._is_allowed(tile):
-            return None
+    def is_allowed(self, tile: LinearTile) -> bool:
+        """Return whether a tile keeps to what the tables of resources ask."""
+        return _spills_nothing(self._chip, [aot_kernel(self._chip, self._kind, tile)])
+
+    def seconds(self, tile: LinearTile, rows: int) -> float | None:
+        """Return seconds, None where the tile cannot be launched."""
         context, weight = self._context, self._weights[0]
         dtype = torch.float32 if self._kind == "fp32" else torch.bfloat16
         x = context.noise(rows, weight.in_features, dtype=dtype)
@@ -61,7 +62,7 @@ class AttentionMeasure:
         """Fill the pages. key: as `paged_attention_tuning.key` gives it."""
         sizes = context.sizes
         self._context, self._kernel = context, kernel
-        self._is_allowed = lambda tile: _spills_nothing(chip, aot_kernels_of(kernel, key, tile))
+        self._chip, self._key = chip, key
         head, _, numbers = key.removeprefix("d").partition("-")
         self._head_dim = int(head)
         layout = KvLayout(
@@ -87,10 +88,12 @@ class AttentionMeasure:
             device=context.device,
         )
 
-    def __call__(self, tile: AttentionTile) -> float | None:
-        """Return seconds, None where the tile cannot be launched or spills."""
-        if not self._is_allowed(tile):
-            return None
+    def is_allowed(self, tile: AttentionTile) -> bool:
+        """Return whether a tile keeps to what the tables of resources ask, for every shape that takes it."""
+        return _spills_nothing(self._chip, aot_kernels_of(self._kernel, self._key, tile))
+
+    def seconds(self, tile: AttentionTile) -> float | None:
+        """Return seconds, None where the tile cannot be launched."""
         call = partial(
             ragged_attention, self._q, self._kv, self._out, self._batch, scale=self._head_dim**-0.5, tile=tile
         )

@@ -10,7 +10,9 @@ from typing import Generic, TypeVar
 Cut = TypeVar("Cut")
 
 Measure = Callable[[Cut, int], float | None]
-"""Seconds of a cut with so many rows; None where it cannot be launched, or may not be."""
+"""Seconds of a cut with so many rows; None where it cannot be launched."""
+IsAllowed = Callable[[Cut], bool]
+"""Whether a cut may be committed; asked of fast ones alone, because it takes a compiler seconds to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +23,14 @@ class Best(Generic[Cut]):
     seconds: float
 
 
-def fastest(cuts: Iterable[Cut], measure: Callable[[Cut], float | None]) -> Best[Cut] | None:
-    """Return the fastest cut, the first of equals; None where none can be launched."""
-    best: Best[Cut] | None = None
-    for cut in cuts:
-        seconds = measure(cut)
-        if seconds is not None and (best is None or seconds < best.seconds):
-            best = Best(cut, seconds)
-    return best
+def fastest(
+    cuts: Iterable[Cut], measure: Callable[[Cut], float | None], is_allowed: "IsAllowed[Cut]"
+) -> Best[Cut] | None:
+    """Return the fastest cut that is allowed, the first of equals; None where there is none."""
+    measured = ((cut, measure(cut)) for cut in cuts)
+    launched = [Best(cut, seconds) for cut, seconds in measured if seconds is not None]
+    in_order = sorted(launched, key=lambda best: best.seconds)
+    return next((best for best in in_order if is_allowed(best.cut)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,10 @@ class Rung:
 
 
 def climb(
-    families: Sequence[Sequence[Sequence[Cut]]], rungs: Sequence[Rung], measure: "Measure[Cut]"
+    families: Sequence[Sequence[Sequence[Cut]]],
+    rungs: Sequence[Rung],
+    measure: "Measure[Cut]",
+    is_allowed: "IsAllowed[Cut]",
 ) -> list[Cut] | None:
     """Return a cut for each rung, all of one family; None where no family has one for every rung.
 
@@ -56,6 +61,7 @@ def climb(
         families: Of each family, candidates by rung.
         rungs: In the order of rows.
         measure: Measures one of them.
+        is_allowed: Whether one may be taken.
     """
 
     def seconds(cut: Cut, rung: Rung) -> float | None:
@@ -70,7 +76,7 @@ def climb(
     found: list[list[Best[Cut]]] = []
     for family in families:
         best = [
-            fastest(cuts, lambda cut, rung=rung: seconds(cut, rung))  # type: ignore[misc]
+            fastest(cuts, lambda cut, rung=rung: seconds(cut, rung), is_allowed)  # type: ignore[misc]
             for cuts, rung in zip(family, rungs, strict=True)
         ]
         whole = [one for one in best if one is not None]

@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterable
 
 from bench.tune import tables
 from bench.tune.candidates import RUNGS, attention_tiles, linear_families
-from bench.tune.search import Measure, climb, fastest
+from bench.tune.search import IsAllowed, Measure, climb, fastest
 from bench.tune.tables import Table
 from worker.kernels.linear_tuning import Tile as LinearTile
 from worker.kernels.paged_attention_tuning import KERNELS, Kernel
 from worker.kernels.paged_attention_tuning import Tile as AttentionTile
 
-MeasureLinear = Callable[[str, tuple[int, int]], "Measure[LinearTile]"]
-"""Of a format and a shape, what measures its tiles."""
-MeasureAttention = Callable[[Kernel, str], Callable[[AttentionTile], float | None]]
+MeasureLinear = Callable[[str, tuple[int, int]], tuple["Measure[LinearTile]", "IsAllowed[LinearTile]"]]
+"""Of a format and a shape, what measures its tiles and what allows them."""
+MeasureAttention = Callable[
+    [Kernel, str], tuple[Callable[[AttentionTile], float | None], "IsAllowed[AttentionTile]"]
+]
 
 
 def tune_linear(
@@ -36,7 +38,7 @@ def tune_linear(
         label: When and on what.
         kinds: Formats.
         shapes: Rows and columns of W.
-        measure: Gives what measures the tiles of one of them.
+        measure: Gives what measures and allows the tiles of one of them.
         say: Takes a line for each.
     """
     shapes = list(shapes)
@@ -44,7 +46,7 @@ def tune_linear(
         for out_features, in_features in shapes:
             name = f"{kind} {out_features}x{in_features}"
             families = linear_families(chip, kind, in_features)
-            tiles = climb(families, RUNGS, measure(kind, (out_features, in_features)))
+            tiles = climb(families, RUNGS, *measure(kind, (out_features, in_features)))
             if tiles is None:
                 say(f"{name}: nothing can be launched on every rung; left as it is")
                 continue
@@ -68,7 +70,7 @@ def tune_attention(
     keys = list(keys)
     for key in keys:
         for kernel in KERNELS:
-            best = fastest(attention_tiles(chip, kernel), measure(kernel, key))
+            best = fastest(attention_tiles(chip, kernel), *measure(kernel, key))
             if best is None:
                 say(f"{kernel} {key}: nothing can be launched; left as it is")
                 continue

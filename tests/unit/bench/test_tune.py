@@ -16,7 +16,6 @@ from bench.tune.tuner import tune_attention, tune_linear
 from worker.kernels import linear_tuning, paged_attention_tuning
 from worker.kernels.aot import CHIPS
 from worker.kernels.linear_tuning import Tile as LinearTile
-from worker.kernels.paged_attention_tuning import Kernel
 from worker.kernels.paged_attention_tuning import Tile as AttentionTile
 
 LABEL = "NVIDIA H200, triton 3.6.0, 2026-12-01"
@@ -30,6 +29,11 @@ def linear_table() -> dict[str, object]:
 def attention_table() -> dict[str, object]:
     table: dict[str, object] = json.loads(paged_attention_tuning.TABLE.read_text())
     return table
+
+
+def allowed(cut: object) -> bool:
+    """Allow everything."""
+    return True
 
 
 def no_line(line: str) -> None:
@@ -51,10 +55,25 @@ def read_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., 
 
 def test_the_fastest_is_taken_and_what_cannot_run_is_not() -> None:
     seconds = {"a": 3.0, "b": None, "c": 1.0, "d": 1.0}
-    best = fastest(seconds, seconds.__getitem__)
+    best = fastest(seconds, seconds.__getitem__, allowed)
     assert best is not None
     assert (best.cut, best.seconds) == ("c", 1.0)
-    assert fastest(["b"], seconds.__getitem__) is None
+    assert fastest(["b"], seconds.__getitem__, allowed) is None
+
+
+def test_what_is_not_allowed_is_passed_over_and_slower_ones_are_not_asked_about() -> None:
+    seconds = {"a": 3.0, "b": 2.0, "c": 1.0}
+    asked: list[str] = []
+
+    def spills(cut: str) -> bool:
+        asked.append(cut)
+        return cut != "c"
+
+    best = fastest(seconds, seconds.__getitem__, spills)
+    assert best is not None
+    assert best.cut == "b"
+    assert asked == ["c", "b"]
+    assert fastest(seconds, seconds.__getitem__, lambda cut: False) is None
 
 
 def test_a_family_is_chosen_for_all_rungs_together() -> None:
@@ -62,7 +81,7 @@ def test_a_family_is_chosen_for_all_rungs_together() -> None:
     seconds = {"a1": 1.0, "a2": 4.0, "b1": 1.5, "b2": 2.0}
     rungs = (Rung(16, (1,)), Rung(64, (64,)))
     families = [[["a1"], ["a2"]], [["b1"], ["b2"]]]
-    assert climb(families, rungs, lambda cut, rows: seconds[cut]) == ["b1", "b2"]
+    assert climb(families, rungs, lambda cut, rows: seconds[cut], allowed) == ["b1", "b2"]
 
 
 def test_a_family_without_a_cut_for_every_rung_is_none() -> None:
@@ -70,8 +89,10 @@ def test_a_family_without_a_cut_for_every_rung_is_none() -> None:
     families = [[["a1"], ["a2"]], [["b1"], ["b2"]]]
     # a1 cannot take 16 rows, only 1.
     seconds = {("a1", 16): None}
-    assert climb(families, rungs, lambda cut, rows: seconds.get((cut, rows), 9.0)) == ["b1", "b2"]
-    assert climb(families, rungs, lambda cut, rows: None) is None
+    assert climb(families, rungs, lambda cut, rows: seconds.get((cut, rows), 9.0), allowed) == ["b1", "b2"]
+    assert climb(families, rungs, lambda cut, rows: None, allowed) is None
+    assert climb(families, rungs, lambda cut, rows: 1.0, lambda cut: cut[0] == "b") == ["b1", "b2"]
+    assert climb(families, rungs, lambda cut, rows: 1.0, lambda cut: cut != "b1" and cut != "a2") is None
 
 
 def test_the_tables_are_written_line_for_line_as_they_are_committed() -> None:
@@ -101,7 +122,7 @@ def test_a_short_k_is_not_cut_into_pieces_that_cost_more_than_they_gain() -> Non
     assert splits == {1, 2}
 
 
-def wanted(chip: str, tile: LinearTile, rows: int) -> float:
+def wanted(tile: LinearTile, rows: int) -> float:
     """Seconds of a chip that likes two splits, few stages, and small tiles of x for few rows."""
     return (
         (10.0 if tile.splits != 2 or tile.block_k != 128 else 1.0)
@@ -120,7 +141,7 @@ def test_a_measured_shape_has_an_entry_of_its_own_and_the_chip_a_label(
         LABEL,
         kinds=["w4a16-g128"],
         shapes=[(4096, 4096)],
-        measure=lambda kind, shape: lambda tile, rows: wanted("sm_90", tile, rows),
+        measure=lambda kind, shape: (wanted, allowed),
         say=no_line,
     )
     assert before == linear_table(), "the table that was read stays as it is"
@@ -153,7 +174,7 @@ def test_a_shape_that_is_measured_again_replaces_its_entry() -> None:
             LABEL,
             kinds=["bf16"],
             shapes=[(4096, 4096), (6144, 4096)],
-            measure=lambda kind, shape: lambda tile, rows: float(tile.num_stages),
+            measure=lambda kind, shape: (lambda tile, rows: float(tile.num_stages), allowed),
             say=no_line,
         )
     entries = table["sm_80"]["kinds"]["bf16"]  # type: ignore[index]
@@ -168,7 +189,7 @@ def test_a_shape_that_nothing_can_be_launched_for_is_left_and_named() -> None:
         LABEL,
         kinds=["bf16"],
         shapes=[(8, 8)],
-        measure=lambda kind, shape: lambda tile, rows: None,
+        measure=lambda kind, shape: (lambda tile, rows: None, allowed),
         say=lines.append,
     )
     assert tuned == linear_table(), "no label either"
@@ -176,15 +197,20 @@ def test_a_shape_that_nothing_can_be_launched_for_is_left_and_named() -> None:
 
 
 def test_attention_gets_the_fastest_tile_of_each_kernel_and_shape(read_anew: Callable[..., None]) -> None:
-    def measure(kernel: Kernel, key: str) -> Callable[[AttentionTile], float | None]:
-        # More than 64 rows do not fit; among the rest more rows, fewer warps and three stages are fastest.
-        return lambda tile: (
-            None if tile.m > 64 else abs(tile.num_stages - 3) + 1 / tile.m + tile.num_warps / 100
-        )
+    def seconds(tile: AttentionTile) -> float | None:
+        """More than 64 rows do not fit; among the rest many rows, few warps and three stages are fastest."""
+        if tile.m > 64:
+            return None
+        return abs(tile.num_stages - 3) + 1 / tile.m + tile.num_warps / 100
 
     tuned = tune_attention(
-        attention_table(), "sm_90", LABEL, keys=["d128-int8"], measure=measure, say=no_line
-    )  # fmt: skip
+        attention_table(),
+        "sm_90",
+        LABEL,
+        keys=["d128-int8"],
+        measure=lambda kernel, key: (seconds, allowed),
+        say=no_line,
+    )
     numerics = paged_attention_tuning.numerics("sm_90")
     read_anew(paged_attention_tuning, tables.attention_text(tuned))
     paged_attention_tuning.tile.cache_clear()
@@ -218,13 +244,12 @@ from bench.tune.candidates import attention_tiles, linear_families
 context = BenchContext(
     device=torch.device("cpu"), timer=OnceTimer(), sizes=TINY, generator=torch.Generator().manual_seed(0)
 )
-measuring._spills_nothing = lambda chip, kernels: bool(list(kernels))
 for kind in ("bf16", "w4a16-g128", "w8a8-g32"):
     measure = measuring.LinearMeasure(context, "sm_90", kind, (128, 256))
-    print(measure(linear_families("sm_90", kind, 1024)[-1][0][0], 3))
+    print(measure.seconds(linear_families("sm_90", kind, 1024)[-1][0][0], 3))
 for kernel in ("ragged", "decode"):
     measure = measuring.AttentionMeasure(context, "sm_90", kernel, "d128-int8")
-    print(measure(attention_tiles("sm_90", kernel)[0]))
+    print(measure.seconds(attention_tiles("sm_90", kernel)[0]))
 """
 FILTER = """
 from dataclasses import replace
