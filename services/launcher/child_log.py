@@ -40,6 +40,11 @@ def what_it_does(log: Path) -> str:
     return ""
 
 
+def how_far(log: Path) -> object | None:
+    """Return the count of the child's last event that counts, `done` of `of`; None where there is none."""
+    return next((event["done"] for line in reversed(_tail(log)) if "done" in (event := _event(line))), None)
+
+
 def _event(line: str) -> dict[str, object]:
     if not line.startswith("{"):
         return {}

@@ -20,13 +20,13 @@ from services.chassis.lifecycle import LIFELINE_VARIABLE
 from services.chassis.ticks import next_tick
 from services.chassis.tls import Tls
 from services.launcher.board import Board
-from services.launcher.child_log import why_it_ended
+from services.launcher.child_log import how_far, why_it_ended
 from services.launcher.health import HealthCheck
 from services.launcher.topology import LOOPBACK, Process
 
 POLL_S = 0.1
 START_LIMIT_S = 300.0
-"""Seconds that all processes together may take to be up."""
+"""Seconds that all processes together may take to be up; again and again while one counts on in its log."""
 DRAIN_LIMIT_S = 35.0
 """Seconds that one rank of processes may take to end; a little more than their own limit."""
 ABORT_LIMIT_S = 3.0
@@ -209,15 +209,22 @@ class Supervisor:
             child.process.kill()
 
     async def _say_when_up(self, when_up: asyncio.Event) -> None:
-        try:
-            async with asyncio.timeout(START_LIMIT_S):
-                for child in self.children:
-                    await child.up.wait()
-        except TimeoutError as exc:
-            late = ", ".join(c.spec.name for c in self.children if c.state is not State.UP)
-            raise StartFailed(
-                f"not up after {START_LIMIT_S:.0f} s: {late} (logs: {self.children[0].log.parent})"
-            ) from exc
+        counts: list[object | None] = []
+        is_up = False
+        while not is_up:
+            try:
+                async with asyncio.timeout(START_LIMIT_S):
+                    for child in self.children:
+                        await child.up.wait()
+                is_up = True
+            except TimeoutError as exc:
+                # What compiles kernels on a first start takes its time, and says how far it is.
+                before, counts = counts, [how_far(child.log) for child in self.children]
+                if counts == before or not any(counts):
+                    late = ", ".join(c.spec.name for c in self.children if c.state is not State.UP)
+                    raise StartFailed(
+                        f"not up after {START_LIMIT_S:.0f} s: {late} (logs: {self.children[0].log.parent})"
+                    ) from exc
         self._started = True
         self._board.changed(self.children)
         when_up.set()

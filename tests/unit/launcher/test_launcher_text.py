@@ -11,7 +11,7 @@ from services.client.values import Receipt
 from services.domain.generation import Usage
 from services.domain.miss_reason import MissReason
 from services.launcher.calls import endpoint_lines, example_calls, receipt_lines
-from services.launcher.child_log import what_it_does, why_it_ended
+from services.launcher.child_log import how_far, what_it_does, why_it_ended
 from services.launcher.models import names, serve_name
 from services.launcher.sim_model import write_sim_model
 from services.launcher.topology import Ports
@@ -70,6 +70,10 @@ def test_the_last_event_says_what_a_child_does(tmp_path: Path) -> None:
     assert what_it_does(log(tmp_path, '{"event": "weights_loading"}', "{broken", "text")) == "weights loading"
     counted = log(tmp_path, '{"event": "warming_up", "done": 3, "of": 17}')
     assert what_it_does(counted) == "warming up 3 of 17"
+    assert how_far(counted) == 3
+    later = log(tmp_path, '{"event": "warming_up", "done": 4, "of": 17}', '{"event": "kv_pool_sized"}')
+    assert how_far(later) == 4
+    assert how_far(log(tmp_path, '{"event": "weights_loading"}')) is None
 
 
 @pytest.mark.parametrize(
