@@ -90,9 +90,18 @@ class GatewayMetrics:
         self._pending = metrics.gauge(
             "quire_settlements_pending", "Settlements that the store does not have yet"
         )
+        self._lost = metrics.counter(
+            "quire_settlements_lost_total",
+            "Settlements given up after an outage: more than are kept (full), or perhaps made (unknown)",
+            ("reason",),
+        )
 
     def tokenized(self, seconds: float) -> None:
         self._tokenize.observe(seconds)
+
+    def settlement_lost(self, reason: str) -> None:
+        """Once for every settlement that is given up."""
+        self._lost.add(1, reason)
 
     def wished_again(self, granted: bool) -> None:
         """Once for every attempt that failed and may be followed by another one."""

@@ -42,6 +42,9 @@ class Settler:
     Args:
         running: Gives requests that were admitted and have not ended: all, or those under a hard budget.
         on_spent: Told what their scopes have spent.
+        on_lost: Told why a settlement is given up: `full`, more wait than are kept, or `unknown`, the store
+            may have it and may have forgotten that it does. Its request is never charged by this gateway;
+            what it had reserved comes back when its lease ends.
     """
 
     def __init__(
@@ -49,8 +52,10 @@ class Settler:
         store: QuotaStore,
         running: Callable[[bool], Sequence[Running]],
         on_spent: Callable[[Mapping[ScopeKey, Spent]], None],
+        on_lost: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._store = store
+        self._on_lost = on_lost
         self._running, self._on_spent = running, on_spent
         self._renew_at = 0.0
         self._is_renewing = True
@@ -70,7 +75,7 @@ class Settler:
     def settle(self, settlement: Settlement) -> None:
         """Take over a settlement; returns at once."""
         if len(self._pending) >= MAX_PENDING:
-            self._drop(next(iter(self._pending)))
+            self._drop(next(iter(self._pending)), "full")
         self._pending[settlement.id] = settlement
         self._idle.clear()
         self._work.set()
@@ -106,7 +111,7 @@ class Settler:
         now = time.monotonic()
         for one, tried_at in list(self._tried_at.items()):
             if now - tried_at > GIVE_UP_S:
-                self._drop(one)
+                self._drop(one, "unknown")
         batch = [self._pending[one] for one in list(self._pending)[:MAX_BATCH]]
         try:
             await self._store.settle(batch)
@@ -124,10 +129,11 @@ class Settler:
                 del self._pending[settlement.id]
                 self._tried_at.pop(settlement.id, None)
 
-    def _drop(self, request_id: RequestId) -> None:
+    def _drop(self, request_id: RequestId, reason: str) -> None:
         self._pending.pop(request_id, None)
         self._tried_at.pop(request_id, None)
         self.num_dropped += 1
+        self._on_lost(reason)
 
     async def _renew(self, now: float) -> None:
         """Renew all leases when they are due, and until it works; else only what a hard budget watches."""

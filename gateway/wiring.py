@@ -127,7 +127,7 @@ def build_parts(
     store = OutagePolicy(quota)
     budgets = Budgets(table)
     standings = Standings(auth=auth, quota=quota)
-    settler = Settler(store, budgets.running, budgets.enforce)
+    settler = Settler(store, budgets.running, budgets.enforce, gateway_metrics.settlement_lost)
     generate = Generate(
         auth=auth,
         models=book,
@@ -150,7 +150,7 @@ def build_parts(
         table=table,
         settler=settler,
         quota=quota,
-        usage=UsageReports(tenants, quota, time.time),
+        usage=UsageReports(tenants, quota, tenant_log, time.time),
         standings=standings,
     )
     host.spawn(scheduler.run(), name="scheduler-link")

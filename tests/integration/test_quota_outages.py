@@ -9,8 +9,8 @@ import pytest
 from gateway.outage import OutagePolicy
 from gateway.stores.quota_redis import RedisQuota
 from services.chassis.redis import RedisStore, connect
-from services.domain.errors import DependencyDown
-from services.domain.limits import Allowance, Limits
+from services.domain.errors import DependencyDown, QuotaExceeded
+from services.domain.limits import Allowance, Budget, Limits
 from tests.fakes.quota_values import a_reservation, a_running, a_settlement, an_account, use_of
 from tests.fakes.valkey import Valkey, eventually
 from tests.unit.chassis.test_chassis_redis import Proxy
@@ -98,3 +98,46 @@ async def test_a_store_too_slow_for_reservations_still_hears_of_what_runs(valkey
         use = await use_of(RedisQuota(background), account)
         assert (use.num_leases, use.day_spent) == (0, 120), "each counts once, however late it was reserved"
         await asyncio.gather(redis.close(), background.close())
+
+
+@pytest.mark.parametrize("is_copied", [True, False])
+async def test_a_primary_that_moved_goes_on_where_the_old_one_was(tmp_path: Path, is_copied: bool) -> None:
+    folders = [tmp_path / name for name in ("old", "new")]
+    for folder in folders:
+        folder.mkdir()
+    old, new = map(Valkey, folders)
+    await old.start()
+    await new.start()
+    promoted = connect(new.url, limit_s=20.0)
+    account = an_account(Limits(daily=Budget(tokens=150)))
+    async with Proxy(old.port).running() as proxy:
+        # One address, as a service name or a load balancer gives it.
+        redis = connect(f"redis://127.0.0.1:{proxy.port}/0", limit_s=20.0)
+        store = OutagePolicy(RedisQuota(redis, lease_s=3600.0))
+        await store.reserve(a_reservation(account, "before", 50, 50))
+        if is_copied:
+            await promoted.execute("REPLICAOF", "127.0.0.1", str(old.port))
+
+            async def has_all() -> bool:
+                with contextlib.suppress(DependencyDown):  # It loads.
+                    return int(await promoted.execute("DBSIZE")) > 0
+                return False
+
+            await eventually(has_all)
+        await old.stop()
+        if is_copied:
+            await promoted.execute("REPLICAOF", "NO", "ONE")
+        proxy.move_to(new.port)
+        await eventually(lambda: answers(redis))
+        # The control: a primary that was no copy knows nothing, and begins anew.
+        if is_copied:
+            with pytest.raises(QuotaExceeded):
+                await store.reserve(a_reservation(account, "after", 50, 50))
+        await store.settle([a_settlement(account, "before", 50, 30)])
+        await store.settle([a_settlement(account, "before", 50, 30)])
+        await store.reserve(a_reservation(account, "after", 35, 35))
+        use = await use_of(store, account)
+        assert (use.num_leases, use.day_spent) == (1, 80), "charged once, wherever it was reserved"
+        await redis.close()
+    await promoted.close()
+    await new.stop()

@@ -20,8 +20,9 @@ from protos.types.v1 import types_pb2
 from services.chassis.errors import from_rpc_error
 from services.chassis.redis import connect
 from services.domain.errors import InvalidField, NotYours, UnknownModel
+from services.rpc.tenant_admin import TenantAdminClient
 from tests.fakes.admin_rig import AdminRig, admin_rig
-from tests.fakes.gateway_rig import ACME_KEY, generate
+from tests.fakes.gateway_rig import ACME_KEY, ADMIN_KEY, generate
 from tests.fakes.valkey import Valkey
 from tests.integration.test_tenant_admin import last_json, printed
 
@@ -103,6 +104,32 @@ async def test_reports_are_the_sum_of_receipts_by_command_and_by_api(
         one_id: sum(costs[:2]),
         two_id: sum(costs[2:]),
     }
+
+
+async def test_what_deleted_tenants_used_can_still_be_charged(
+    admin: AdminRig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await admin.quire("create", "org", PRICES) == 0
+    assert await admin.quire("create", "team", "parent=org") == 0
+    key, _ = await make_key(admin, capsys, "team")
+    await generate(admin.rig, metadata=key)
+    await admin.rig.settled()
+
+    async def used(tenant: str) -> list[tuple[str, int, str]]:
+        printed(capsys)
+        assert await admin.quire("usage", tenant, "--by", "tenant", "--json", *DAYS) == 0
+        rows = [json.loads(line) for line in printed(capsys).splitlines()]
+        return [(row["tenant"], row["requests"], row["currency"]) for row in rows]
+
+    wanted = [("team", 1, "EUR")]
+    assert await used("org") == wanted
+    client = TenantAdminClient(admin.channel, ADMIN_KEY)
+    await client.delete("team")
+    assert (await used("org"), await used("team")) == (wanted, wanted)
+    await client.delete("org")
+    assert await used("org") == wanted
+    assert [row[:2] for row in await used("team")] == [("team", 1)]
+    assert await admin.quire("usage", "never", *DAYS) == 1
 
 
 async def test_own_usage_needs_its_scope_and_is_nobody_elses(

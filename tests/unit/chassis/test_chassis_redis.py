@@ -45,6 +45,11 @@ class Proxy:
         finally:
             writer.close()
 
+    def move_to(self, upstream_port: int) -> None:
+        """Lead new connections elsewhere and break the others."""
+        self._upstream_port = upstream_port
+        self.cut()
+
     def cut(self) -> None:
         """Break every connection."""
         for task in list(self._tasks):

@@ -59,10 +59,11 @@ async def test_settlements_of_an_outage_are_kept_and_settled_afterwards(
 
 async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.settler.MAX_PENDING", 5)
-    settler = Settler(MemoryQuota(time.time), nothing, nobody)
+    lost: list[str] = []
+    settler = Settler(MemoryQuota(time.time), nothing, nobody, lost.append)
     for n in range(8):
         settler.settle(a_settlement(ACCOUNT, n, ending=b"{}"))
-    assert (settler.num_pending, settler.num_dropped) == (5, 3)
+    assert (settler.num_pending, settler.num_dropped, lost) == (5, 3, ["full"] * 3)
     assert settler.pending_ending(ACCOUNT.tenant, RequestId("2")) is None
 
 
