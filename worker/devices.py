@@ -7,6 +7,7 @@ pays for that. Knows nothing of models; which of several GPUs is meant is said b
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,12 @@ def has_module(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
+def has_c_compiler(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether Triton finds what it compiles its launchers with: CC, else gcc or clang."""
+    path = environment.get("PATH")
+    return "CC" in environment or any(shutil.which(name, path=path) for name in ("gcc", "clang"))
+
+
 def find_device(dev: Path = Path("/dev")) -> Device:
     """Return the first visible GPU.
 
@@ -100,6 +107,10 @@ def find_device(dev: Path = Path("/dev")) -> Device:
     lacking = [name for name in ("torch", "triton") if not has_module(name)]
     if lacking:
         raise UnusableDevice(f"there is a GPU here, but no {' and no '.join(lacking)}: {_EXTRAS}")
+    if not has_c_compiler():
+        raise UnusableDevice(
+            "there is a GPU here, but no C compiler, which Triton needs: install gcc or set CC"
+        )
     from worker.executors.triton_device import first_visible
 
     return first_visible()

@@ -12,6 +12,7 @@ from worker.devices import DeviceNodes, NoDevice, UnusableDevice, device_nodes, 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setenv("CC", "cc")
 
 
 def nodes(folder: Path, *names: str) -> Path:
@@ -47,6 +48,21 @@ def test_what_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(devices, "has_module", lambda name: name != "triton")
     with pytest.raises(UnusableDevice, match=r"no triton: pip install 'quire\[torch,triton\]'"):
         find_device(nodes(tmp_path, "nvidia0"))
+
+
+@pytest.mark.usefixtures("compiled")
+def test_without_a_c_compiler_no_kernel_can_be_launched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "has_module", lambda name: True)
+    monkeypatch.setattr(devices, "has_c_compiler", lambda: False)
+    with pytest.raises(UnusableDevice, match="no C compiler, which Triton needs: install gcc or set CC"):
+        find_device(nodes(tmp_path, "nvidia0"))
+    monkeypatch.undo()
+    assert not devices.has_c_compiler({"PATH": str(tmp_path)})
+    assert devices.has_c_compiler({"PATH": str(tmp_path), "CC": "/opt/cc"})
+    (tmp_path / "clang").touch(mode=0o755)
+    assert devices.has_c_compiler({"PATH": str(tmp_path)})
 
 
 @pytest.mark.usefixtures("compiled")
