@@ -1,74 +1,20 @@
 """Steps that are planned while the one before runs: the same tokens and ends, and nothing waits for long."""
 
-import queue
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-
 import numpy as np
 import pytest
 
 from services.domain.generation import FinishReason, SamplingParams
-from tests.fakes.engine_harness import engine_config, prompt, rows_of, submit
+from tests.fakes.engine_harness import engine_config, prompt, submit
 from tests.fakes.kv_checking_executor import KvCheckingExecutor
 from tests.fakes.overlapping_executor import OverlappingExecutor
+from tests.fakes.served import Served
 from worker.engine.commands import Cancel, SetSlices, Submit
-from worker.engine.config import EngineConfig
-from worker.engine.outputs import ChoiceEnded, Ended, Refused, StepOutputs
-from worker.engine.step_scheduler import StepScheduler
+from worker.engine.outputs import StepOutputs
 from worker.executors.base import ExecutorFault
 from worker.executors.sim import SimConfig
-from worker.step_loop import StepLoop
 
-WAIT_S = 60
 VOCAB = 40
 """So small that stop ids come often."""
-
-
-class Served:
-    """What requests got that were all there before the first step."""
-
-    def __init__(
-        self, executor: KvCheckingExecutor, config: EngineConfig, commands: Sequence[object]
-    ) -> None:
-        executor.allocate(config.num_pages)
-        self.tokens: dict[tuple[int, int], list[int]] = defaultdict(list)
-        self.logprobs: dict[int, list[float]] = defaultdict(list)
-        self.reasons: dict[tuple[int, int], FinishReason] = {}
-        self.ended: dict[int, Ended] = {}
-        self.on_step: Callable[[StepOutputs], None] = lambda outputs: None
-        self.scheduler = StepScheduler(config)
-        self._left = sum(isinstance(command, Submit) for command in commands)
-        self._end: queue.Queue[BaseException | None] = queue.Queue()
-        self.loop = StepLoop(self.scheduler, executor, on_step=self._take, on_fault=self._end.put)
-        for command in commands:
-            self.loop.post(command)  # type: ignore[arg-type]
-
-    def run(self) -> "Served":
-        """Serve all requests."""
-        self.loop.start()
-        fault = self._end.get(timeout=WAIT_S)
-        assert self.loop.stop(WAIT_S)
-        if fault is not None:
-            raise fault
-        assert self.scheduler.pool.num_held == 0
-        return self
-
-    def _take(self, outputs: StepOutputs) -> None:
-        self.scheduler.pool.check()
-        for handle, choice, first, ids in rows_of(outputs.tokens):
-            assert first == len(self.tokens[handle, choice]), "tokens come once and in order"
-            self.tokens[handle, choice] += ids
-        for event in outputs.events:
-            if isinstance(event, ChoiceEnded):
-                self.reasons[event.handle, event.choice] = event.reason
-            assert not isinstance(event, Refused), event
-            if isinstance(event, Ended):
-                self.ended[event.handle] = event
-        self.on_step(outputs)
-        self._left -= sum(isinstance(event, Ended) for event in outputs.events)
-        if not self._left:
-            self._left = -1
-            self._end.put(None)
 
 
 def sim_config(page_size: int = 16) -> SimConfig:

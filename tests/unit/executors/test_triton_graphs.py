@@ -22,6 +22,7 @@ from tests.fakes.contract_executors import (
 from tests.fakes.engine_harness import engine_config, prompt, submit
 from tests.fakes.fake_stream import FakeStream
 from tests.fakes.interpreted_dots import use_one_order
+from tests.fakes.served import Served
 from worker.engine.batch_builder import build_batch
 from worker.engine.step_scheduler import StepScheduler
 from worker.executors.base import ExecutorFault
@@ -160,10 +161,25 @@ def test_mixed_requests_reserve_no_memory(num_requests: int) -> None:
     assert calls["ragged_kernel"] > num_requests // 4
 
 
-def _any_request(handle: int, rng: np.random.Generator) -> Any:
+def test_two_steps_under_way_never_touch_each_others_memory() -> None:
+    """The step loop itself, which queues a decode step while the one before it runs."""
+    stream = FakeStream(computes=False)
+    config = engine_config(num_pages=2 * NUM_PAGES, max_context_tokens=64, vocab_size=200, max_waiting=40)
+    rng = np.random.default_rng(0)
+    # One with a penalty keeps all from running ahead, so there are few.
+    requests = [_any_request(handle, rng, one_penalty_in=30) for handle in range(1, 41)]
+    served = Served(tiny_triton(stream, SIZES), config, requests)
+    reserved = stream.reserved_bytes
+    served.run()
+    assert len(served.ended) == 40
+    assert stream.reserved_bytes == reserved
+    assert stream.calls["aten.index_select.out"] > 0, "some steps were fed by those before them"
+
+
+def _any_request(handle: int, rng: np.random.Generator, *, one_penalty_in: int = 3) -> Any:
     sampling = SamplingParams(
         seed=handle,
-        repetition_penalty=1.2 if handle % 3 == 0 else 1.0,
+        repetition_penalty=1.2 if handle % one_penalty_in == 0 else 1.0,
         num_logprobs=5 if handle % 4 == 0 else None,
     )
     ids = [token % 200 for token in prompt(int(rng.integers(1, 40)), handle)]
