@@ -30,6 +30,16 @@ def test_a_step_without_output_rows_draws_nothing(executor: Executor) -> None:
     assert seq.output_ids == []
 
 
+def test_what_is_to_be_done_meanwhile_is_done_once_in_each_step(executor: Executor) -> None:
+    seq = sequence(1, 30, [3, 4, 5])
+    calls: list[int] = []
+    expected = list(generate(executor, sequence(1, 30, [6, 7, 8]), 2))
+    for number, count in enumerate((20, 10, 1)):
+        step(executor, [(seq, count)], lambda number=number: calls.append(number))
+    assert calls == [0, 1, 2]
+    assert seq.output_ids == expected
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_ids_are_in_the_vocabulary_and_nothing_fails(executor: Executor, temperature: float) -> None:
     ids = generate(executor, sequence(2, 20, [5, 6, 7], temperature=temperature), 12)

@@ -15,7 +15,7 @@ import numpy as np
 from services.domain.generation import SamplingParams
 from services.domain.kv_layout import KvFormat
 from worker.engine.batch import Batch, SampleRow, StepResult
-from worker.executors.base import Executor, StepLimits
+from worker.executors.base import Executor, StepLimits, nothing
 from worker.executors.native.library import Compute
 from worker.executors.sim import SimConfig, SimExecutor
 
@@ -183,9 +183,11 @@ def batch_of(work: list[tuple[Sequence, int]]) -> Batch:
     )
 
 
-def step(executor: Executor, work: list[tuple[Sequence, int]]) -> StepResult:
+def step(
+    executor: Executor, work: list[tuple[Sequence, int]], meanwhile: Callable[[], None] = nothing
+) -> StepResult:
     """Compute the next `count` tokens of each sequence, and append what is drawn."""
-    result = executor.execute(batch_of(work))
+    result = executor.execute(batch_of(work), meanwhile)
     for i, token in zip(_sampled(work), result.token_ids.tolist(), strict=True):
         work[i][0].output_ids.append(token)
     return result
