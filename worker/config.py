@@ -44,7 +44,8 @@ class WorkerConfig:
     """triton computes on a GPU, native in C++, torch is the reference; auto takes the first of them that can;
     sim only waits as long as computing would take."""
     tensor_parallel_size: int = 1
-    """Ranks that compute the model together by torch on the CPU, a process each, this one among them."""
+    """Ranks that compute the model together, a process each, this one among them: triton on as many GPUs, or
+    torch on the CPU, where it gains nothing but proof."""
     compute: Compute = Compute.INT8
     """What activations become before a product with quantised weights: int8 in groups of 32, or fp32. A GPU
     has int8 for weights of 8 bits alone, and under fp32 keeps activations in their 16."""
@@ -133,10 +134,10 @@ class WorkerConfig:
         if self.kv_memory_fraction is not None:
             check_range("kv_memory_fraction", self.kv_memory_fraction, 0.01, 0.95)
         check_range("tensor_parallel_size", self.tensor_parallel_size, 1, 64)
-        if self.tensor_parallel_size > 1 and self.executor not in (ExecutorKind.AUTO, ExecutorKind.TORCH):
+        if self.tensor_parallel_size > 1 and self.executor in (ExecutorKind.NATIVE, ExecutorKind.SIM):
             raise ValueError(
                 f"tensor_parallel_size {self.tensor_parallel_size}: the {self.executor} executor is one"
-                " process; take --executor torch"
+                " process; take --executor triton or torch"
             )
         check_range("max_sequences", self.max_sequences, 1, 1024)
         for size in self.cuda_graph_sizes:

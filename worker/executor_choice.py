@@ -7,7 +7,7 @@ served.
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import structlog
@@ -23,6 +23,7 @@ from worker.executors.native.build import NoCompiler
 from worker.executors.native.library import KV_FORMATS
 from worker.executors.native.library import Compute as NativeCompute
 from worker.executors.native_executor import NativeOptions, load_native_executor
+from worker.executors.ranks.group import load_group
 from worker.executors.ranks.messages import RankSpec
 from worker.executors.weights.gpu_size import least_bytes
 from worker.executors.weights.loader import open_model
@@ -69,7 +70,7 @@ def open_executor(config: WorkerConfig, find: Callable[[], Device] = find_device
     assert config.model_path is not None, "checked by the configuration"
     artifact = open_artifact(config.model_path)
     if config.tensor_parallel_size > 1:
-        return Opened(_load_group(config, artifact))
+        return _open_group(config, artifact, find)
     if config.executor is ExecutorKind.TORCH:
         return Opened(_load_torch(config, artifact))
     device = _device_of(config, find)
@@ -163,31 +164,42 @@ def _load_native(config: WorkerConfig, artifact: ModelArtifact) -> Executor:
     )
 
 
-def _load_group(config: WorkerConfig, artifact: ModelArtifact) -> Executor:
+def _open_group(config: WorkerConfig, artifact: ModelArtifact, find: Callable[[], Device]) -> Opened:
     """Load the model into as many ranks as the configuration says; this process is rank 0."""
-    _check_torch(config, artifact)
-    from worker.executors.ranks.group import load_group
-
     size = config.tensor_parallel_size
+    device = None if config.executor is ExecutorKind.TORCH else _device_of(config, find)
+    free = 0 if device is None else device.memory().free_bytes
+    built, weights = open_model(artifact)
     spec = RankSpec(
-        executor="torch",
-        device="cpu",
+        executor="torch" if device is None else "triton",
+        device="cuda" if device is not None and device.name.startswith("cuda") else "cpu",
         path=str(config.model_path),
         model_name=config.model_name,
         rank=0,
         size=size,
-        page_size=config.page_size,
-        kv_format=None,
-        num_threads=config.threads or max(1, (os.cpu_count() or 1) // size),
-        store="",
+        limits=step_limits(config, built.config.max_positions),
         limit_s=config.restart_after_s,
     )
+    if device is None:
+        _check_torch(config, artifact)
+        spec = replace(spec, num_threads=config.threads or max(1, (os.cpu_count() or 1) // size))
+    else:
+        check_weights_fit(least_bytes(built.plan, weights) // size, free)
+        spec = replace(
+            spec,
+            kv_format=config.kv_format or KvFormat.INT8,
+            int8_rows=config.compute is Compute.INT8,
+            graph_sizes=config.cuda_graph_sizes,
+        )
     try:
-        return load_group(artifact, spec)
+        executor = load_group(artifact, spec)
     except CannotShard as exc:
         raise FatalError(f"--tensor-parallel-size {size}: {exc}") from exc
     except ExecutorFault as exc:
         raise FatalError(f"--tensor-parallel-size {size}: {exc} ({exc.__cause__})") from exc
+    if device is not None:
+        _log.info("computing_on_gpus", device=device.label, ranks=size)
+    return Opened(executor, None if device is None else OnDevice(device, free))
 
 
 def _check_torch(config: WorkerConfig, artifact: ModelArtifact) -> None:

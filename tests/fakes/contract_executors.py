@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PAGE = 16
 NUM_PAGES = 32
+LIMITS = StepLimits(max_sequences=8, max_step_tokens=128, max_context_tokens=512, page_size=PAGE)
 
 
 def sim() -> Executor:
@@ -58,10 +59,8 @@ def tiny_ranks() -> Executor:
             model_name="tiny",
             rank=0,
             size=2,
-            page_size=PAGE,
-            kv_format=None,
+            limits=LIMITS,
             num_threads=1,
-            store="",
             limit_s=120.0,
         )
         return load_group(open_artifact(path), spec)
@@ -96,7 +95,7 @@ def tiny_triton(stream: "Stream | None" = None, graph_sizes: tuple[int, ...] = (
             dtype=torch.float32,
             kv_format=KvFormat.F32,
             device="cpu",
-            limits=StepLimits(max_sequences=8, max_step_tokens=128, max_context_tokens=512, page_size=PAGE),
+            limits=LIMITS,
             graph_sizes=graph_sizes,
             stream=stream,
         )

@@ -192,15 +192,13 @@ class TorchPlan:
         return lambda c: rms_norm(c.slots[x], weight, c.slots[y], eps=eps)
 
     def _bind_linear(self, op: Op) -> _Run:
-        (x,), (y,) = op.inputs, op.outputs
-        has_biases = op.kind is OpKind.LINEAR and op.integer("biases") == 1
-        count = len(op.weights) // 2 if has_biases else len(op.weights)
+        (x,), (y,), count = op.inputs, op.outputs, op.num_matrices
         # A tied embedding was read already: it is packed again, because a lookup needs it unpacked.
         parts = [
             self._tensors[name] if name in self._tensors else torch.from_numpy(self._weights.read(name))
             for name in op.weights
         ]
-        bias = torch.cat(parts[count:]) if has_biases else None
+        bias = torch.cat(parts[count:]) if parts[count:] else None
         matrix = Matrix(torch.cat(parts[:count]) if count > 1 else parts[0], bias)
         self._matrices.append(matrix)
         is_output = self._plan.slots[y].rows == "O"

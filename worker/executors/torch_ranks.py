@@ -32,7 +32,8 @@ class Ranks:
         """
         self.rank, self.size = rank, size
         self._device, self._limit_s = torch.device(device), limit_s
-        self._buffer = torch.empty(0, device=device)
+        self._received: dict[torch.dtype, Tensor] = {}
+        self._total = torch.empty(0, device=self._device)
         self._group: Any = None
 
     def join(self, store: Path) -> None:
@@ -52,6 +53,13 @@ class Ranks:
         """Wait for no longer than the limit in every exchange from now on; before, it is `MEET_LIMIT_S`."""
         self._group._set_default_timeout(timedelta(seconds=self._limit_s))
 
+    def reserve(self, count: int, dtype: torch.dtype) -> None:
+        """Make memory for exchanges of `count` numbers, unless there is; captured graphs need it to stay."""
+        none = torch.empty(0, dtype=dtype, device=self._device)
+        self._received[dtype] = self._room(self._received.get(dtype, none), self.size * count)
+        if dtype is not torch.float32:
+            self._total = self._room(self._total, count)
+
     def sum(self, x: Tensor, out: Tensor) -> None:
         """Write the sum of all ranks' x: added up in float32 from rank 0 on, then rounded once.
 
@@ -66,7 +74,7 @@ class Ranks:
             for part in parts[1:]:
                 total.add_(part)
             return
-        total = parts[0].float()
+        total = self._total[: x.numel()].view(x.shape).copy_(parts[0])
         for part in parts[1:]:
             total.add_(part)
         out.copy_(total)
@@ -80,19 +88,22 @@ class Ranks:
         out.view(len(x), self.size, x.shape[1]).copy_(self._all(x).transpose(0, 1))
 
     def leave(self) -> None:
-        """End the exchange; what other ranks still wait for fails."""
+        """Exchange nothing any more, from any thread; what is under way on a GPU ends at once."""
         group, self._group = self._group, None
         if group is not None:
-            group.shutdown()
+            group.abort() if self._device.type == "cuda" else group.shutdown()
 
     def _all(self, x: Tensor) -> Tensor:
         """Return every rank's x, [size, rows, width], in memory that the next exchange uses again."""
-        needed = self.size * x.numel()
-        if self._buffer.numel() < needed or self._buffer.dtype is not x.dtype:
-            self._buffer = torch.empty(needed, dtype=x.dtype, device=x.device)
-        parts = self._buffer[:needed]
+        self.reserve(x.numel(), x.dtype)
+        parts = self._received[x.dtype][: self.size * x.numel()]
         self._group._allgather_base(parts, x.reshape(-1)).wait()
         return parts.view(self.size, *x.shape)
+
+    def _room(self, buffer: Tensor, count: int) -> Tensor:
+        if buffer.numel() >= count:
+            return buffer
+        return torch.empty(count, dtype=buffer.dtype, device=self._device)
 
 
 def _over_gloo(store: dist.Store, rank: int, size: int, limit: timedelta) -> Any:

@@ -14,6 +14,7 @@ from services.chassis.fatal import FatalError
 from services.domain.kv_layout import KvFormat
 from worker.devices import Device, DeviceMemory, UnusableDevice
 from worker.executors.base import StepLimits
+from worker.executors.torch_ranks import Ranks
 from worker.executors.triton_executor import TritonExecutor, load_triton_executor
 from worker.kernels.dtypes_triton import chip_of
 from worker.memory import MIB, free_memory_bytes
@@ -91,6 +92,20 @@ def _chip_name() -> str:
     return f"sm_{major}{minor}"
 
 
+def device_of_rank(rank: int, size: int) -> Gpu:
+    """Return the GPU of one of the ranks that compute a model together.
+
+    Raises:
+        FatalError: Fewer are visible than there are ranks.
+    """
+    if torch.cuda.device_count() < size:
+        raise FatalError(
+            f"{size} ranks need {size} GPUs, {torch.cuda.device_count()} are visible: lower"
+            " --tensor-parallel-size, or look at CUDA_VISIBLE_DEVICES"
+        )
+    return Gpu(rank)
+
+
 def load_on(
     device: Device,
     artifact: ModelArtifact,
@@ -100,6 +115,7 @@ def load_on(
     int8_rows: bool,
     limits: StepLimits,
     graph_sizes: Sequence[int],
+    ranks: Ranks | None = None,
 ) -> TritonExecutor:
     """Load a model onto `device`; activations are of the KV format's type.
 
@@ -125,6 +141,7 @@ def load_on(
             device=device.name,
             limits=limits,
             graph_sizes=graph_sizes,
+            ranks=ranks,
         )
     except torch.OutOfMemoryError as exc:
         free = device.memory().free_bytes

@@ -20,11 +20,12 @@ from services.domain.ids import Namespace
 from services.domain.kv_layout import KvFormat, KvLayout
 from worker.engine.batch import Batch, StepResult
 from worker.executors.base import ExecutorFault, ModelProfile, StepLimits, nothing
+from worker.executors.torch_ranks import Ranks
 from worker.executors.triton_cuda_stream import CudaStream
 from worker.executors.triton_plan import TritonPlan
 from worker.executors.triton_runner import Launched, StepRunner
 from worker.executors.triton_stream import InterpretedStream, Stream, device_faults
-from worker.executors.weights.loader import WeightSource, open_model
+from worker.executors.weights.loader import WeightSource, open_model, shard_model
 from worker.kernels import linear_tuning
 from worker.kernels import paged_attention_tuning as attention_tuning
 from worker.kernels.dtypes_triton import INTERPRETED, chip_of
@@ -61,6 +62,7 @@ class TritonExecutor:
         limits: StepLimits,
         graph_sizes: Sequence[int],
         stream: Stream,
+        ranks: Ranks | None = None,
     ) -> None:
         plan, config = model.plan, model.config
         assert kv_format is KvFormat.INT8 or _DTYPES[kv_format] is dtype, "KV is int8 or what q is"
@@ -81,6 +83,7 @@ class TritonExecutor:
                 max_positions=config.max_positions,
                 device=device,
                 int8_rows=int8_rows,
+                ranks=ranks,
             )
         chip = chip_of(device)
         versions = (triton.__version__, chip, linear_tuning.numerics(chip), attention_tuning.numerics(chip))
@@ -99,6 +102,7 @@ class TritonExecutor:
             weight_bytes=self._plan.weight_bytes,
             kernels=self._plan.kernels,
         )
+        self._ranks = ranks
         self._runner: StepRunner | None = None
         self._fault: ExecutorFault | None = None
 
@@ -106,6 +110,16 @@ class TritonExecutor:
     def profile(self) -> ModelProfile:
         """What is loaded and what it costs."""
         return self._profile
+
+    def join(self, store: Path) -> None:
+        """Meet the other ranks, once (see `Ranks.join`), before memory is allocated.
+
+        Raises:
+            ExecutorFault: They did not all come in time.
+        """
+        assert self._ranks is not None, "this model is not shared"
+        with device_faults("meeting the other ranks"):
+            self._ranks.join(store)
 
     def allocate(self, num_pages: int) -> None:
         """Allocate `num_pages` pages and all that steps work in, and capture decode.
@@ -142,6 +156,9 @@ class TritonExecutor:
                 vocab_size=self._profile.vocab_size,
                 padding_page=num_pages,
             )
+            if self._ranks is not None:
+                # Not before: ranks that compile do not all take the same time.
+                self._ranks.bound()
 
     def execute(self, batch: Batch, meanwhile: Callable[[], None] = nothing) -> StepResult:
         """Launch a step and wait for it (see `Executor.execute`)."""
@@ -178,6 +195,11 @@ class TritonExecutor:
         """Drop graphs, KV memory and what steps work in, which may be allocated anew; weights stay."""
         self._runner = None
 
+    def leave(self) -> None:
+        """Exchange nothing with the other ranks any more (see `Ranks.leave`)."""
+        if self._ranks is not None:
+            self._ranks.leave()
+
 
 def load_triton_executor(
     source: ModelArtifact | Path | str,
@@ -191,6 +213,7 @@ def load_triton_executor(
     limits: StepLimits | None = None,
     graph_sizes: Sequence[int] = (),
     stream: Stream | None = None,
+    ranks: Ranks | None = None,
 ) -> TritonExecutor:
     """Load a model folder or GGUF file onto a device. KV memory comes with `allocate`.
 
@@ -206,12 +229,16 @@ def load_triton_executor(
         limits: The largest step; absent: 512 tokens of 32 sequences of the model's context.
         graph_sizes: Sequences for which decode is captured; a step takes the next larger one, if there is.
         stream: One that is not `device`'s own, for tests.
+        ranks: With whom the model is shared; this process loads its own share.
 
     Raises:
         ArtifactError: The model cannot be read or is not one that we compute; names file and tensor.
+        CannotShard: It does not divide over so many ranks.
     """
     artifact = source if isinstance(source, ModelArtifact) else open_artifact(source)
     model, weights = open_model(artifact)
+    if ranks is not None:
+        model, weights = shard_model(model, weights, rank=ranks.rank, size=ranks.size)
     return TritonExecutor(
         model,
         weights,
@@ -224,6 +251,7 @@ def load_triton_executor(
         limits=limits or _limits_of(model, page_size),
         graph_sizes=graph_sizes,
         stream=stream or stream_on(torch.device(device)),
+        ranks=ranks,
     )
 
 

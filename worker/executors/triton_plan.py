@@ -13,28 +13,24 @@ import torch
 from torch import Tensor
 
 from worker.executors.base import KernelUse, StepLimits
+from worker.executors.torch_ranks import Ranks
 from worker.executors.triton_step import TritonStep
-from worker.executors.triton_weights import TritonWeights
+from worker.executors.triton_weights import TritonWeights, rope_table
 from worker.executors.weights.loader import WeightSource
 from worker.kernels.act_mul_triton import gelu_tanh_mul, silu_mul
-from worker.kernels.gather_rows_triton import gather_rows
+from worker.kernels.gather_rows_triton import gather_rows, gather_shard
 from worker.kernels.group_quantize import GROUP
 from worker.kernels.group_quantize_torch import codes_in
 from worker.kernels.group_quantize_triton import group_quantize
 from worker.kernels.kv_pages_torch import LayerKv
 from worker.kernels.linear_triton import kind_of, linear, most_pieces
-from worker.kernels.paged_attention_triton import (
-    SplitMemory,
-    decode_attention,
-    lanes_of,
-    ragged_attention,
-)
+from worker.kernels.paged_attention_triton import SplitMemory, decode_attention, lanes_of, ragged_attention
 from worker.kernels.rms_norm_triton import qk_norm, rms_norm
 from worker.kernels.rope_store_triton import rope_store
 from worker.kernels.soft_cap_triton import soft_cap
 from worker.models.tensor_names import role_of
 from worker.plan.arena import pack
-from worker.plan.op import Activation, Op, OpKind, Plan, RopeTable
+from worker.plan.op import Activation, Op, OpKind, Plan
 from worker.plan.peephole import fuse
 from worker.plan.quantized_inputs import quantize_inputs
 from worker.plan.slots import code_slots, float_slots
@@ -80,13 +76,14 @@ class TritonPlan:
         max_positions: int,
         device: torch.device,
         int8_rows: bool,
+        ranks: Ranks | None = None,
     ) -> None:
-        self._dtype, self._device = dtype, device
+        self._dtype, self._device, self._ranks = dtype, device, ranks
         self._weights = TritonWeights(weights, dtype=dtype, device=device)
         self._plan = plan = fuse(quantize_inputs(plan, self._takes_codes) if int8_rows else plan)
         self._code_slots = code_slots(plan)
         self._uses: Counter[tuple[str, str]] = Counter()
-        self._ropes = [_rope_table(rope, max_positions, device) for rope in plan.ropes]
+        self._ropes = [rope_table(rope, max_positions, device) for rope in plan.ropes]
         self._is_float = float_slots(plan)
         self._most_pieces: list[Callable[[int], int]] = []
         self._runs = [self._bind(op) for op in plan.ops]
@@ -122,6 +119,9 @@ class TritonPlan:
             head_dim=plan.head_dim,
             device=device,
         )
+        for op in plan.ops:
+            if op.kind in (OpKind.ALL_REDUCE, OpKind.ALL_GATHER) and self._ranks is not None:
+                self._ranks.reserve(slots[op.inputs[0]].numel(), slots[op.inputs[0]].dtype)
         num_pieces = max(most(limits.max_step_tokens) for most in self._most_pieces)
         return PlanMemory(slots, splits, torch.empty(num_pieces, device=device), slots[plan.output])
 
@@ -157,6 +157,9 @@ class TritonPlan:
             OpKind.SOFT_CAP: self._bind_soft_cap,
             OpKind.GATHER_ROWS: self._bind_gather_rows,
             OpKind.LOGITS: self._bind_linear,
+            OpKind.EMBED_SHARD: self._bind_embed_shard,
+            OpKind.ALL_REDUCE: self._bind_exchange,
+            OpKind.ALL_GATHER: self._bind_exchange,
             OpKind.ADD_RMS_NORM: self._bind_add_rms_norm,
             OpKind.QK_NORM_ROPE_STORE: self._bind_rope_store,
             OpKind.QUANTIZE: self._bind_quantize,
@@ -169,6 +172,16 @@ class TritonPlan:
     def _bind_embed(self, op: Op) -> _Run:
         table, (y,) = self._weights.table(op.weights), op.outputs
         return lambda c: gather_rows(table, c.step.ids, c.slots[y])
+
+    def _bind_embed_shard(self, op: Op) -> _Run:
+        table, (y,), first = self._weights.table(op.weights), op.outputs, op.integer("first")
+        return lambda c: gather_shard(table, c.step.ids, c.slots[y], first=first)
+
+    def _bind_exchange(self, op: Op) -> _Run:
+        (x,), (y,), ranks = op.inputs, op.outputs, self._ranks
+        assert ranks is not None, "a share of a plan needs the other ranks"
+        exchange = ranks.sum if op.kind is OpKind.ALL_REDUCE else ranks.gather
+        return lambda c: exchange(c.slots[x], c.slots[y])
 
     def _bind_rms_norm(self, op: Op) -> _Run:
         weight, (x,), (y,) = self._weights.vector(op.weights[0]), op.inputs, op.outputs
@@ -193,11 +206,11 @@ class TritonPlan:
         return lambda c: {"out": c.slots[slot]}
 
     def _takes_codes(self, op: Op) -> bool:
-        matrix = self._weights.matrix(op.weights[: _num_matrices(op)])
+        matrix = self._weights.matrix(op.weights[: op.num_matrices])
         return matrix.bits == 8 and matrix.in_features % GROUP == 0
 
     def _bind_linear(self, op: Op) -> _Run:
-        (x,), (y,), count = op.inputs, op.outputs, _num_matrices(op)
+        (x,), (y,), count = op.inputs, op.outputs, op.num_matrices
         matrix, biases = self._weights.matrix(op.weights[:count]), op.weights[count:]
         is_int8 = x in self._code_slots
         dtype = torch.int8 if is_int8 else self._dtype
@@ -245,9 +258,7 @@ class TritonPlan:
         def run(c: _Context) -> None:
             q, out, step = c.slots[x], c.slots[y], c.step
             if not step.is_decode:
-                ragged_attention(
-                    q, c.kv[layer], out, step.batch, scale=scale, window=window, soft_cap=cap
-                )  # fmt: skip
+                ragged_attention(q, c.kv[layer], out, step.batch, scale=scale, window=window, soft_cap=cap)
                 return
             decode_attention(
                 q,
@@ -284,17 +295,3 @@ class TritonPlan:
     def _bind_gather_rows(self, op: Op) -> _Run:
         (x,), (y,) = op.inputs, op.outputs
         return lambda c: gather_rows(c.slots[x], c.step.out_rows, c.slots[y])
-
-
-def _num_matrices(op: Op) -> int:
-    """Return how many of a product's weights are matrices; biases follow them."""
-    has_biases = op.kind is OpKind.LINEAR and op.integer("biases") == 1
-    return len(op.weights) // 2 if has_biases else len(op.weights)
-
-
-def _rope_table(rope: RopeTable, max_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [max_positions, head_dim / 2], angles in float32."""
-    frequencies = torch.tensor(rope.inverse_frequencies, dtype=torch.float32)
-    angles = torch.arange(max_positions, dtype=torch.float32).unsqueeze(1) * frequencies
-    cos, sin = angles.cos().mul_(rope.magnitude), angles.sin().mul_(rope.magnitude)
-    return cos.to(device), sin.to(device)

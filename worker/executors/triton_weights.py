@@ -1,6 +1,6 @@
 """A model's weights on a device, as the kernels read them: codes where the file has such, else dense.
 
-Knows files' parameters and formats of products; knows nothing of plans.
+Knows files' parameters, formats of products and tables of rotations; knows nothing of operations.
 """
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 from worker.executors.weights.gpu_layout import GpuCodes, stack, to_gpu
 from worker.executors.weights.loader import WeightSource
 from worker.kernels.packed_matrix_torch import PackedMatrix
+from worker.plan.op import RopeTable
 
 
 class TritonWeights:
@@ -67,3 +68,11 @@ class TritonWeights:
                 return None
             parts.append(codes)
         return stack(parts)
+
+
+def rope_table(rope: RopeTable, max_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [max_positions, head_dim / 2], angles in float32."""
+    frequencies = torch.tensor(rope.inverse_frequencies, dtype=torch.float32)
+    angles = torch.arange(max_positions, dtype=torch.float32).unsqueeze(1) * frequencies
+    cos, sin = angles.cos().mul_(rope.magnitude), angles.sin().mul_(rope.magnitude)
+    return cos.to(device), sin.to(device)

@@ -36,6 +36,14 @@ def gather_rows(x: Tensor, rows: Tensor, out: Tensor, *, factor: float = 1.0) ->
         )
 
 
+def gather_shard(x: Tensor, rows: Tensor, out: Tensor, *, first: int) -> None:
+    """Write the rows of a table that `rows` names, of which x is the part from `first` on; else zeros."""
+    own = rows - first
+    is_elsewhere = (own < 0) | (own >= len(x))
+    gather_rows(x, own.masked_fill_(is_elsewhere, 0), out)
+    out.masked_fill_(is_elsewhere.unsqueeze(1), 0)
+
+
 def aot_kernels(chip: str) -> Iterator[AotKernel]:
     """Yield what is launched, the same on every chip."""
     for dtype in ("bf16", "fp16"):

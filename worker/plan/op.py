@@ -102,6 +102,12 @@ class Op:
         """Return an attribute that counts something."""
         return int(dict(self.attributes)[name])
 
+    @property
+    def num_matrices(self) -> int:
+        """Of a product: how many of its weights are matrices; biases follow them."""
+        has_biases = self.kind is OpKind.LINEAR and self.integer("biases") == 1
+        return len(self.weights) // 2 if has_biases else len(self.weights)
+
     def number(self, name: str) -> float:
         """Return an attribute that measures something."""
         return float(dict(self.attributes)[name])

@@ -1,10 +1,12 @@
 """Ranks that compute one model together draw what one process draws, and end together."""
 
+import json
 import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 from services.artifacts.artifact import open_artifact
 from services.chassis.fatal import FatalError
 from services.domain.generation import SamplingParams
-from tests.fakes.contract_executors import generate, sequence
+from tests.fakes.contract_executors import LIMITS, generate, sequence
 from tests.unit.executors.batches import Part, make_batch
 from tests.unit.executors.tiny_models import VOCAB, make_model, save_folder, save_gguf
 from worker.engine.batch import Batch
@@ -42,10 +44,8 @@ def spec_of(path: Path, size: int, **fields: Any) -> RankSpec:
         "model_name": "tiny",
         "rank": 0,
         "size": size,
-        "page_size": 16,
-        "kv_format": None,
+        "limits": LIMITS,
         "num_threads": 1,
-        "store": "",
         "limit_s": 120.0,
     }
     return RankSpec(**(values | fields))
@@ -225,6 +225,29 @@ def test_four_ranks_draw_what_one_process_draws(kv_heads: int, tmp_path: Path) -
         whole = logits(made, parts)
         batch = logits(made, [Part(IDS[7:16], 0, PAGES[1]), *parts])
         assert np.array_equal(batch[9:], whole), "sums are added up in one order"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "kv_heads"), [("floats", 1), ("Q8_0", 2)])
+def test_triton_shares_a_model_by_the_same_plan(kind: str, kv_heads: int, tmp_path: Path) -> None:
+    """Interpreted, over gloo: what is launched on GPUs, but for the library that carries the exchanges."""
+    shape = {"vocab_size": 208, "num_hidden_layers": 1, "num_key_value_heads": kv_heads}
+    model = make_model("llama", intermediate_size=64, **shape)
+    path = (
+        save_folder(model, tmp_path) if kind == "floats" else save_gguf(model, tmp_path / "tiny.gguf", kind)
+    )
+    asked = [(1, 20, [1, 2, 3]), (2, 3, [4, 5])]
+    drawn = []
+    limits = replace(LIMITS, max_step_tokens=32, max_sequences=2)
+    for made in (alone(path), group(path, 2, executor="triton", limits=limits, int8_rows=False)):
+        with made if isinstance(made, AbstractContextManager) else nullcontext(made) as executor:
+            drawn.append([list(generate(executor, sequence(*one, temperature=0.0), 4, 8)) for one in asked])
+    assert drawn[0] == drawn[1]
+
+
+def test_a_spec_is_the_same_at_the_other_end(folder: Path) -> None:
+    spec = spec_of(folder, 2, graph_sizes=(1, 2), kv_format="int8")
+    assert RankSpec.from_json(json.dumps(asdict(spec)).encode()) == spec
 
 
 def test_a_batch_is_the_same_at_the_other_end() -> None:

@@ -301,8 +301,3 @@ def test_an_interpreted_model_loads_without_a_warm_up_and_computes(
     assert loaded.executor.execute(warm_up_batch()).failed.tolist() == [False]
     assert loaded.device is not None
     assert loaded.device.name == "cpu"
-
-
-def test_ranks_that_a_model_does_not_divide_over_are_refused_by_name(model: Path) -> None:
-    with pytest.raises(FatalError, match="--tensor-parallel-size 3: 4 query heads do not divide by 3 ranks"):
-        open_executor(config(model, tensor_parallel_size=3))

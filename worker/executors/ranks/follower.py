@@ -17,6 +17,7 @@ from pathlib import Path
 import structlog
 
 from services.artifacts.errors import ArtifactError
+from services.chassis.fatal import FatalError
 from services.chassis.logging import configure_logging
 from worker.executors.base import ExecutorFault
 from worker.executors.ranks.local import RankExecutor, load_rank
@@ -50,7 +51,7 @@ def main() -> None:
     except Exception as exc:
         # The edge of the process. What is no fault of ours is a sentence for rank 0 to show.
         _log.error("rank_failed", rank=spec.rank, exc_info=exc)
-        known = (ArtifactError, CannotShard, ExecutorFault, ModuleNotFoundError)
+        known = (ArtifactError, CannotShard, ExecutorFault, FatalError, ModuleNotFoundError)
         with contextlib.suppress(Closed):
             channel.send_json(Kind.FAILED, str(exc) if isinstance(exc, known) else type(exc).__name__)
     # Not by the interpreter's own end: it would wait for exchanges that nobody answers any more.

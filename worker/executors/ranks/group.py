@@ -29,13 +29,17 @@ class GroupExecutor:
         others: RankProcesses,
         profile: ModelProfile,
         folder: "tempfile.TemporaryDirectory[str]",
+        *,
+        is_on_gpus: bool,
     ) -> None:
         """Args:
         local: Rank 0's share; the ranks have met.
         others: The processes of ranks 1 and up.
         profile: Of the whole model.
         folder: Where the ranks met; it goes when they do.
+        is_on_gpus: Whether an exchange with a rank that is gone goes on waiting.
         """
+        self._is_on_gpus = is_on_gpus
         self._local = local
         self._others = others
         self._profile = profile
@@ -48,7 +52,13 @@ class GroupExecutor:
 
     def watch(self, on_lost: Callable[[ExecutorFault], None]) -> None:
         """Call `on_lost`, from another thread, when a rank ends; idle workers would not notice."""
-        self._others.watch(on_lost)
+
+        def lose(fault: ExecutorFault) -> None:
+            on_lost(fault)
+            if self._is_on_gpus:
+                self._local.leave()
+
+        self._others.watch(lose)
 
     def allocate(self, num_pages: int) -> None:
         """Allocate the KV memory of every rank, once, before the first step.
@@ -110,14 +120,16 @@ def load_group(artifact: ModelArtifact, spec: RankSpec) -> GroupExecutor:
         others.close()
         folder.cleanup()
         raise
-    return GroupExecutor(local, others, _profile_of(local.profile, profiles, spec.device), folder)
+    is_on_gpus = spec.device != "cpu"
+    profile = _profile_of(local.profile, profiles, is_on_gpus=is_on_gpus)
+    return GroupExecutor(local, others, profile, folder, is_on_gpus=is_on_gpus)
 
 
-def _profile_of(own: ModelProfile, others: Sequence[RankProfile], device: str) -> ModelProfile:
+def _profile_of(own: ModelProfile, others: Sequence[RankProfile], *, is_on_gpus: bool) -> ModelProfile:
     """Return the group's profile: its bits are those of all ranks, in their order and number."""
     size = len(others) + 1
     # Ranks on one host share its memory; each GPU has its own.
-    page_bytes = own.page_bytes * (size if device == "cpu" else 1)
+    page_bytes = own.page_bytes * (1 if is_on_gpus else size)
     return replace(
         own,
         namespace=Namespace(_digest(own.namespace, *(rank.namespace for rank in others))),

@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from services.domain.kv_layout import KvFormat
 from worker.engine.batch import Batch
+from worker.executors.base import StepLimits
 
 _HEADER = struct.Struct("<BQ")
 _COUNTS = struct.Struct("<4I")
@@ -52,25 +54,31 @@ class RankSpec:
     executor: str
     """`torch` or `triton`."""
     device: str
-    """`cpu` or `cuda`; there rank n takes device n."""
+    """`cpu`, or `cuda`: rank n takes GPU n."""
     path: str
     """The model's folder or GGUF file."""
     model_name: str
     rank: int
     size: int
-    page_size: int
-    kv_format: str | None
-    """Of the KV memory; None is the executor's own choice."""
-    num_threads: int | None
-    store: str
-    """The file at which ranks meet."""
+    limits: StepLimits
+    kv_format: str = KvFormat.F32
+    """Of the KV memory; torch has f32 alone."""
+    int8_rows: bool = False
+    """See `load_triton_executor`, as the next one; both are triton's."""
+    graph_sizes: tuple[int, ...] = ()
+    num_threads: int | None = None
+    """Of torch on the CPU; None leaves its own choice."""
     limit_s: float
     """Seconds that a rank waits for another inside a step."""
+    store: str = ""
+    """The file at which ranks meet; `load_group` chooses it."""
 
     @classmethod
     def from_json(cls, body: bytes | bytearray) -> "RankSpec":
         """Return what `send_json` sent."""
-        return cls(**json.loads(body))
+        fields = json.loads(body)
+        limits = StepLimits(**fields.pop("limits"))
+        return cls(**fields | {"limits": limits, "graph_sizes": tuple(fields["graph_sizes"])})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,83 @@
+"""What a worker of several ranks is made of, and what it says when it cannot be had."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from services.artifacts.artifact import ModelArtifact
+from services.chassis.fatal import FatalError
+from services.domain.kv_layout import KvFormat
+from tests.unit.executors.tiny_models import make_model, save_folder
+from worker import executor_choice
+from worker.config import ExecutorKind, WorkerConfig
+from worker.devices import Device, DeviceMemory, NoDevice
+from worker.executor_choice import open_executor
+from worker.executors.ranks.messages import RankSpec
+from worker.executors.sim import SimConfig, SimExecutor
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class Gpu:
+    """The first of several; only its memory is asked for."""
+
+    name = "cuda:0"
+    label = "Fake GPU (sm_90)"
+    uuid = None
+
+    def memory(self) -> DeviceMemory:
+        return DeviceMemory(1 << 30, 1 << 30)
+
+
+def no_gpu() -> Device:
+    raise NoDevice("there is no GPU here")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_folder(make_model("llama"), tmp_path_factory.mktemp("model"))
+
+
+def config(model: Path, kind: ExecutorKind, size: int = 2) -> WorkerConfig:
+    return WorkerConfig(model=f"tiny={model}", executor=kind, threads=1, tensor_parallel_size=size)
+
+
+def spec_for(monkeypatch: pytest.MonkeyPatch, settings: WorkerConfig, find: Callable[[], Device]) -> RankSpec:
+    """Return what rank 0 would be, without starting any."""
+    seen: list[RankSpec] = []
+
+    def load_group(artifact: ModelArtifact, spec: RankSpec) -> SimExecutor:
+        seen.append(spec)
+        return SimExecutor(SimConfig())
+
+    monkeypatch.setattr(executor_choice, "load_group", load_group)
+    open_executor(settings, find)
+    return seen[0]
+
+
+def test_ranks_compute_on_gpus_where_there_are_and_else_in_torch(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind, find, executor, device in (
+        (ExecutorKind.AUTO, Gpu, "triton", "cuda"),
+        (ExecutorKind.AUTO, no_gpu, "torch", "cpu"),
+        (ExecutorKind.TORCH, Gpu, "torch", "cpu"),
+        (ExecutorKind.TRITON, no_gpu, "triton", "cpu"),  # interpreted
+    ):
+        spec = spec_for(monkeypatch, config(model, kind), find)
+        assert (spec.executor, spec.device, spec.rank, spec.size) == (executor, device, 0, 2)
+        assert spec.kv_format == (KvFormat.INT8 if executor == "triton" else KvFormat.F32)
+
+
+def test_fewer_gpus_than_ranks_are_refused_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from worker.executors import triton_device
+
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(FatalError, match="2 ranks need 2 GPUs, 1 are visible: lower --tensor-parallel-size"):
+        triton_device.device_of_rank(0, 2)
+
+
+def test_ranks_that_a_model_does_not_divide_over_are_refused_by_name(model: Path) -> None:
+    with pytest.raises(FatalError, match="--tensor-parallel-size 3: 4 query heads do not divide by 3 ranks"):
+        open_executor(config(model, ExecutorKind.TORCH, 3))
