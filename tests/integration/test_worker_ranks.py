@@ -79,7 +79,7 @@ async def test_a_killed_rank_ends_requests_and_worker_with_one_line(flags: tuple
         failure = (await gateway.wait_end(handle)).ended.failure
         assert failure.reason == "WORKER_LOST"
         code, written = await worker.end()
-        assert code == 1
+        assert code == 4
         last = written.splitlines()[-1]
         assert last == (
             "error: the engine failed (RankLost: rank 1 of 2 ended (SIGKILL)); restart the worker"
@@ -90,7 +90,7 @@ async def test_an_idle_worker_notices_that_a_rank_is_gone(flags: tuple[str, ...]
     async with ranks(flags, 2) as (worker, others):
         os.kill(others[0].pid, signal.SIGKILL)
         code, written = await worker.end()
-        assert code == 1
+        assert code == 4
         assert "rank 1 of 2 ended (SIGKILL)" in written.splitlines()[-1]
 
 
