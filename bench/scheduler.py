@@ -11,6 +11,7 @@ import itertools
 import time
 from collections.abc import Callable
 
+from scheduler.collector import collect_seldom
 from scheduler.core.credits import Report, WorkerHello
 from scheduler.core.fair_queue import FairPolicy, as_vtc
 from scheduler.core.fifo import FifoPolicy
@@ -123,6 +124,7 @@ def main() -> None:
     parser.add_argument("--tenants", type=int, default=1000)
     parser.add_argument("--policy", nargs="+", choices=POLICIES, default=list(POLICIES))
     asked = parser.parse_args()
+    collect_seldom()  # As the scheduler does.
     print(f"{'waiting':>8}  {'policy':<6}  {'placed/s':>9}")
     for num_waiting, policy in itertools.product(asked.waiting, asked.policy):
         placed = measure(policy, num_waiting, asked.workers, asked.tenants, asked.seconds)

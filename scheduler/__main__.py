@@ -10,6 +10,7 @@ import grpc
 import structlog
 
 from protos.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from scheduler.collector import collect_seldom
 from scheduler.config import SchedulerConfig
 from scheduler.core.outputs import AskMatch
 from scheduler.core.request import Match
@@ -127,6 +128,7 @@ def main() -> int:
     tls = load_tls("scheduler")
     check_bind(config.host, config.insecure, tls is not None)
     configure_logging(config.name, level=config.log_level)
+    collect_seldom()
     end_tracing = configure_tracing(config.name, config.trace)
     try:
         return lifecycle.run(config.name, partial(serve, config, tls))
