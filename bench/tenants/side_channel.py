@@ -26,6 +26,7 @@ sim_prefill_tokens_per_s = 20000.0
 sim_step_ms = 1.0
 [gateway]
 server_key = "only of this measurement"
+redis_limit_ms = 5000
 [[tenants]]
 id = "a"
 key = "{KEYS["a"]}"
