@@ -137,9 +137,9 @@ class RedisQuota:
         return found
 
     async def use(self, account: Account) -> list[ScopeUse]:
-        # An answer waits for it.
+        # An answer waits for it: the connection's own limit holds, not that of what nobody waits for.
         keys, args = _keys(account.organisation), ["use", *_limits_of(account)]
-        uses = await self._redis.run_script(self._script, keys, args)
+        uses = await self._background.run_script(self._script, keys, args)
         return [
             ScopeUse(
                 num_leases=held,
