@@ -147,9 +147,8 @@ def test_mixed_requests_reserve_no_memory(num_requests: int) -> None:
     left = list(range(1, num_requests + 1))
     with stream.steady():
         while left or scheduler.num_live:
-            while left and scheduler.num_live < 12:
+            for _ in range(min(len(left), 3 if scheduler.num_live < 12 else 0)):
                 scheduler.post(_any_request(left.pop(), rng))
-                break
             plan = scheduler.plan(float(num_steps))
             result = executor.execute(build_batch(plan)) if plan.num_rows else None
             num_steps += result is not None
@@ -157,8 +156,8 @@ def test_mixed_requests_reserve_no_memory(num_requests: int) -> None:
     calls = stream.calls - before
     assert stream.reserved_bytes == reserved
     assert calls["synchronize"] == calls["download"] == num_steps
-    assert calls["replay"] > num_requests // 4
-    assert calls["ragged_kernel"] > num_requests // 4
+    assert calls["replay"] > num_requests // 20
+    assert calls["ragged_kernel"] > num_requests // 20
 
 
 def test_two_steps_under_way_never_touch_each_others_memory() -> None:
