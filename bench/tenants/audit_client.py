@@ -21,6 +21,7 @@ from gateway.stores.quota_redis import RedisQuota
 from gateway.stores.tenants import RedisTenantLog
 from gateway.tenant_feed import TenantFeed
 from services.chassis.redis import connect
+from services.domain.bands import Bands
 from services.domain.capacity import Capacity
 from services.domain.errors import DependencyDown, InvalidField, QuotaExceeded
 from services.domain.ids import RequestId
@@ -109,7 +110,7 @@ class Client:
             InvalidField: It is longer than the tenant may ask for.
         """
         if self.is_limited:
-            options = check(asked, tenant, _PROFILE, 0)
+            options = check(asked, tenant, _PROFILE, 0, Bands())
             check_prompt(asked, tenant, options, _PROFILE, prompt)
         key = self.directory.keys_of(tenant.id)[0]
         account = self.directory.book.account(
