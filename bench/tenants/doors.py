@@ -12,16 +12,19 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import TypeVar
+from unittest.mock import patch
 
 import grpc
 
 from bench.tenants.check import Outcome
 from gateway.core.directory import Document
+from gateway.stores import tenants
 from gateway.stores.tenants import TENANTS_KEY, RedisTenantLog
 from protos.types.v1 import types_pb2
 from services.chassis.errors import from_rpc_error
 from services.chassis.redis import RedisStore, connect
 from services.domain.errors import BadCredential, InvalidField, ServeError, StaleChange
+from services.rpc import tenant_admin
 from services.rpc.tenant_admin import TenantAdminClient
 from tests.fakes.admin_rig import AdminRig, admin_rig
 from tests.fakes.gateway_rig import ADMIN_KEY, a_request, generate
@@ -70,6 +73,9 @@ async def doors() -> AsyncIterator[Doors]:
     with tempfile.TemporaryDirectory() as folder:
         valkey = Valkey(Path(folder))
         async with AsyncExitStack() as stack:
+            # A machine that is short of time is no outage of the store.
+            stack.enter_context(patch.object(tenants, "LIMIT_S", LIMIT_S))
+            stack.enter_context(patch.object(tenant_admin, "LIMIT_S", LIMIT_S))
             stack.push_async_callback(valkey.stop)
             await valkey.start()
             redis = connect(valkey.url, limit_s=20.0)

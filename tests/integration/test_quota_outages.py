@@ -101,7 +101,10 @@ async def test_a_store_too_slow_for_reservations_still_hears_of_what_runs(valkey
 
 
 @pytest.mark.parametrize("is_copied", [True, False])
-async def test_a_primary_that_moved_goes_on_where_the_old_one_was(tmp_path: Path, is_copied: bool) -> None:
+async def test_a_primary_that_moved_goes_on_where_the_old_one_was(
+    tmp_path: Path, is_copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.stores.quota_redis.BACKGROUND_LIMIT_S", 20.0)
     folders = [tmp_path / name for name in ("old", "new")]
     for folder in folders:
         folder.mkdir()

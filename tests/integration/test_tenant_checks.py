@@ -14,9 +14,6 @@ SLOW = {"a worker of NaN rows", "a prompt that ends engines"}
     "check",
     [pytest.param(one, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, one in CHECKS.items()],
 )
-async def test_it_holds_with_its_feature_and_not_without(
-    check: Check, is_on: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.stores.tenants.LIMIT_S", 20.0)  # A starved machine is no outage.
+async def test_it_holds_with_its_feature_and_not_without(check: Check, is_on: bool) -> None:
     outcome = await check(is_on)
     assert outcome.holds is is_on, outcome.told

@@ -38,10 +38,13 @@ PRICES = (
 
 
 @pytest.fixture
-async def admin(tmp_path: Path) -> AsyncIterator[AdminRig]:
+async def admin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AdminRig]:
+    # A starved machine is no outage.
+    monkeypatch.setattr("gateway.stores.tenants.LIMIT_S", 20.0)
+    monkeypatch.setattr("gateway.stores.quota_redis.BACKGROUND_LIMIT_S", 20.0)
     valkey = Valkey(tmp_path)
     await valkey.start()
-    redis = connect(valkey.url, limit_s=5.0)
+    redis = connect(valkey.url, limit_s=20.0)
     async with admin_rig(valkey.url, quota=RedisQuota(redis)) as started:
         yield started
     await redis.close()
