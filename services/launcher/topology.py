@@ -119,7 +119,7 @@ class Suite:
     threads: int | None = None
     """Threads of each worker; None: each worker decides."""
     num_gpus: int = 0
-    """NVIDIA GPUs of this machine, dealt to the workers in turn."""
+    """NVIDIA GPUs of this machine, shared out among the workers."""
     has_tls: bool = False
     """Whether the configuration or the environment has `[tls]`; the services read it themselves."""
 
@@ -231,8 +231,15 @@ def _worker(suite: Suite, index: int) -> Process:
         port=ports.worker(index),
         probe_port=ports.worker_probe(index),
         waits_for=("scheduler", "kvmanager"),
-        environment={"CUDA_VISIBLE_DEVICES": str(index % suite.num_gpus)} if suite.num_gpus > 1 else None,
+        environment=_gpus(suite, index),
     )
+
+
+def _gpus(suite: Suite, index: int) -> Mapping[str, str]:
+    """Return which GPUs a worker sees: an equal share, one at least (8 for 3 workers: 0,1 2,3 4,5)."""
+    share = max(1, suite.num_gpus // suite.num_workers)
+    seen = [str((index * share + i) % max(1, suite.num_gpus)) for i in range(share)]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(seen)} if min(suite.num_gpus, suite.num_workers) > 1 else {}
 
 
 def _gateway(suite: Suite) -> Process:

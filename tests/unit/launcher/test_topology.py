@@ -53,11 +53,22 @@ def test_no_two_processes_share_a_port() -> None:
     assert len(ports) == len(set(ports))
 
 
-@pytest.mark.parametrize(("num_gpus", "seen"), [(0, [None] * 3), (1, [None] * 3), (2, ["0", "1", "0"])])
-def test_gpus_are_dealt_to_the_workers_in_turn(num_gpus: int, seen: list[str | None]) -> None:
-    processes = by_name(dataclasses.replace(BASE, num_workers=3, num_gpus=num_gpus))
+@pytest.mark.parametrize(
+    ("num_gpus", "num_workers", "seen"),
+    [
+        (0, 3, [None] * 3),
+        (1, 3, [None] * 3),
+        (4, 1, [None]),
+        (2, 3, ["0", "1", "0"]),
+        (8, 3, ["0,1", "2,3", "4,5"]),
+    ],
+)
+def test_gpus_are_shared_out_among_the_workers(
+    num_gpus: int, num_workers: int, seen: list[str | None]
+) -> None:
+    processes = by_name(dataclasses.replace(BASE, num_workers=num_workers, num_gpus=num_gpus))
     visible = {name: one.environment.get("CUDA_VISIBLE_DEVICES") for name, one in processes.items()}
-    assert [visible.pop(f"worker-{index}") for index in range(3)] == seen
+    assert [visible.pop(f"worker-{index}") for index in range(num_workers)] == seen
     assert set(visible.values()) == {None}
 
 
