@@ -22,6 +22,7 @@ FORKS = {
 LOOPS = {"asyncio.run", "asyncio.Runner", "asyncio.new_event_loop", "asyncio.set_event_loop"}
 ENTRIES = {
     "services/chassis/lifecycle.py",
+    "services/commands/doctor_facts.py",
     "services/commands/drain.py",
     "services/commands/release.py",
     "services/commands/status.py",

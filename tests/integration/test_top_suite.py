@@ -9,6 +9,7 @@ import pytest
 
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.types.v1 import types_pb2
+from scheduler.config import BandConfig
 from services.commands import top
 from services.commands.top import NO_ANSWER, Top
 from tests.conftest import free_port
@@ -39,7 +40,11 @@ def row(screen: Top, tenant: str) -> Any:
 
 async def test_it_shows_what_each_tenant_gets_beside_what_its_weight_would_give() -> None:
     async with contextlib.AsyncExitStack() as stack:
-        running = await stack.enter_async_context(scheduler(batch_target_ms=1, degrade_after_ms=0))
+        bands = tuple(
+            BandConfig(name=name, target_ms=int(name == "batch"))
+            for name in ("interactive", "standard", "batch")
+        )
+        running = await stack.enter_async_context(scheduler(bands=bands, degrade_after_ms=0))
         kvmanager = await stack.enter_async_context(kv_peers.serving())
         worker = await FakeWorker(running.channel).connect()
         gateway = await FakeGateway(running.channel).connect()
