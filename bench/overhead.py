@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 
 import psutil
@@ -130,7 +130,7 @@ async def _wait_ready(target: str) -> None:
 
 
 async def _arrive(
-    send: Callable[[float], Awaitable[None]], chooser: random.Random, rate: float, seconds: float
+    send: Callable[[float], Coroutine[None, None, None]], chooser: random.Random, rate: float, seconds: float
 ) -> None:
     """Call `send(intended time)` at Poisson arrivals, and wait until all have ended."""
     async with asyncio.TaskGroup() as group:
