@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Iterator
 
+import numpy as np
 import pytest
 
 from gateway.stores.quota import LEASE_S, QuotaStore
@@ -10,7 +11,12 @@ from gateway.stores.quota_redis import RedisQuota
 from services.chassis.redis import connect
 from tests.fakes.contract_executors import EXECUTORS, NUM_PAGES, SLOW
 from tests.fakes.quota_memory import MemoryQuota
+from tests.fakes.sampler_rows import Sample
+from tests.unit.executors.native_models import plan_executor
+from worker.engine import sampler
 from worker.executors.base import Executor
+from worker.executors.native.sampling import NativeRows
+from worker.executors.native.sampling import sample as sample_natively
 
 
 @pytest.fixture
@@ -41,3 +47,22 @@ def executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     made.allocate(NUM_PAGES)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def native(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sample]:
+    """The native sampler on the threads of some engine."""
+    executor = plan_executor(
+        lambda g: g.embed("table", vocab_size=1, width=2),
+        {"table": np.zeros((1, 2), np.float32)},
+        tmp_path_factory.mktemp("cache"),
+        num_threads=2,
+    )
+    library, engine = executor._library, executor._engine
+    yield lambda logits, rows, *more: sample_natively(library, engine, logits, NativeRows(rows), *more)
+    executor.close()
+
+
+@pytest.fixture(params=["python", "native"])
+def sample(request: pytest.FixtureRequest) -> Sample:
+    return sampler.sample if request.param == "python" else request.getfixturevalue("native")

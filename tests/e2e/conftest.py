@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.stack import REAL, Setup, Stack, running
+from tests.e2e.stack import Stack, running
+from tests.e2e.stack_setup import REAL, Setup
 
 
 @pytest.fixture(scope="session")

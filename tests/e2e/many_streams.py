@@ -8,7 +8,7 @@ import asyncio
 import sys
 
 from services.client import AsyncClient
-from tests.e2e.stack import MODEL
+from tests.e2e.stack_setup import MODEL
 
 
 async def main(target: str, num_streams: int, num_tokens: int) -> None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from services.client import AsyncClient, AsyncEventStream, IncompleteStream, ServeError
 from services.client.values import Delta, Queued, Started
-from tests.e2e.stack import BAD_TOKEN, Stack
+from tests.e2e.stack import Stack
+from tests.e2e.stack_setup import BAD_TOKEN
 
 MOST_AT_ONCE = 96
 """Callers at one time; the workers seat far fewer, so that many wait."""

@@ -10,7 +10,8 @@ import pytest
 
 from services.client import AsyncClient
 from services.domain.errors import ServeError
-from tests.e2e.stack import KEYS, MODEL, Stack
+from tests.e2e.stack import Stack
+from tests.e2e.stack_setup import KEYS, MODEL
 from tests.e2e.waiting import until
 
 CANARY = "canary7q"

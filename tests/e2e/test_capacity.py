@@ -8,7 +8,8 @@ from services.client import AsyncClient
 from services.domain.errors import Code, PromptTooLong, QuotaExceeded
 from services.domain.generation import FinishReason
 from tests.e2e.leftovers import leftovers
-from tests.e2e.stack import CAP_PAGES, Stack
+from tests.e2e.stack import Stack
+from tests.e2e.stack_setup import CAP_PAGES
 from tests.e2e.waiting import until
 
 

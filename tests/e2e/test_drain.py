@@ -13,7 +13,8 @@ from services.client import AsyncClient
 from services.domain.errors import Code, Draining, ServeError
 from tests.e2e.callers import Callers
 from tests.e2e.leftovers import leftovers
-from tests.e2e.stack import Setup, Stack, running
+from tests.e2e.stack import Stack, running
+from tests.e2e.stack_setup import Setup
 from tests.e2e.waiting import until
 
 DRAIN_LIMIT_S = 30.0

@@ -7,7 +7,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from tests.e2e.stack import MODEL, Stack
+from tests.e2e.stack import Stack
+from tests.e2e.stack_setup import MODEL
 
 
 def post(stack: Stack, body: dict[str, object]) -> tuple[int, dict[str, object]]:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.stack import REAL, Stack, running
+from tests.e2e.stack import Stack, running
+from tests.e2e.stack_setup import REAL
 from tests.e2e.test_real_model import CASES, assert_equals, greedy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -14,7 +14,8 @@ from services.client.values import Delta
 from services.domain.errors import InvalidField
 from tests.e2e.reference.gemma3 import MODEL, load
 from tests.e2e.reference.prompts import PROMPTS
-from tests.e2e.stack import REAL, Stack, running
+from tests.e2e.stack import Stack, running
+from tests.e2e.stack_setup import REAL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

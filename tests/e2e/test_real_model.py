@@ -15,7 +15,8 @@ from services.client import AsyncClient, Message
 from services.client.values import Completion
 from tests.e2e.reference.greedy import NUM_TOKENS, Case, compute, load, prompt_ids, sha256_of
 from tests.e2e.reference.prompts import CHATS, PROMPTS
-from tests.e2e.stack import MODEL, REAL, Stack, running
+from tests.e2e.stack import Stack, running
+from tests.e2e.stack_setup import MODEL, REAL
 
 REFERENCE_SHA256, CASES = load()
 QUESTIONS: Mapping[str, str | tuple[Message, ...]] = PROMPTS | CHATS

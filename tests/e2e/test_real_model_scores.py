@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from services.artifacts.artifact import open_artifact
 from tests.e2e.reference.greedy import load, load_transformers
-from tests.e2e.stack import MODEL, REAL, Stack, running
+from tests.e2e.stack import Stack, running
+from tests.e2e.stack_setup import MODEL, REAL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 """The first start compiles the library and packs the weights."""

@@ -16,7 +16,8 @@ from google.protobuf.message import Message
 from protos.gateway.v1 import gateway_pb2 as pb
 from protos.gateway.v1 import gateway_pb2_grpc
 from services.chassis.grpc import create_channel
-from tests.e2e.stack import KEYS, MODEL, Stack
+from tests.e2e.stack import Stack
+from tests.e2e.stack_setup import KEYS, MODEL
 from tests.e2e.test_reuse import CACHED, SHARED, at_rest, words
 
 LEFT_OUT = {

