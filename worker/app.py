@@ -160,7 +160,7 @@ class Worker:
             # An idle group has to notice too: who waits for a step would wait for the next request.
             loaded.executor.watch(engine.hand_over_fault)
         engine.listen(StepMetrics(self._metrics).on_step)
-        tell_kernels(self._metrics, profile.kernels)
+        tell_kernels(self._metrics, profile)
         if loaded.device is not None:
             tell_device(self._metrics, loaded.device)
         facts = WorkerFacts(

@@ -18,6 +18,14 @@ class Compute(StrEnum):
     FP32 = "fp32"
 
 
+class DenseProducts(StrEnum):
+    """What multiplies with weights of 16 bits on a GPU."""
+
+    FIXED = "fixed"
+    """Our kernel: every sum in one order, whatever else is in the step."""
+    VENDOR = "vendor"
+
+
 class ExecutorKind(StrEnum):
     """What computes a step."""
 
@@ -49,6 +57,9 @@ class WorkerConfig:
     compute: Compute = Compute.INT8
     """What activations become before a product with quantised weights: int8 in groups of 32, or fp32. A GPU
     has int8 for weights of 8 bits alone, and under fp32 keeps activations in their 16."""
+    dense_products: DenseProducts = DenseProducts.FIXED
+    """On a GPU, what multiplies with weights of 16 bits: fixed is our kernel, whose bits no other request
+    moves; vendor is the maker's library, under which answers may differ with what else is in the step."""
     kv_format: KvFormat | None = None
     """Numbers of the KV memory: f32 (not on a GPU), bf16, f16 (only there) or int8; absent: int8, and f32 in
     torch, which has no other."""
@@ -139,6 +150,8 @@ class WorkerConfig:
                 f"tensor_parallel_size {self.tensor_parallel_size}: the {self.executor} executor is one"
                 " process; take --executor triton or torch"
             )
+        if self.dense_products is DenseProducts.VENDOR:
+            self._check_vendor()
         check_range("max_sequences", self.max_sequences, 1, 1024)
         for size in self.cuda_graph_sizes:
             check_range("cuda_graph_sizes", size, 1, 1024)
@@ -150,6 +163,13 @@ class WorkerConfig:
         check_range("drain_limit_s", self.drain_limit_s, 1.0, 3600.0)
         if self.threads is not None:
             check_range("threads", self.threads, 1, 1024)
+
+    def _check_vendor(self) -> None:
+        if self.executor not in (ExecutorKind.AUTO, ExecutorKind.TRITON):
+            raise ValueError(
+                f"dense_products vendor: the {self.executor} executor has no such library; it is --executor"
+                " triton's"
+            )
 
     @property
     def model_name(self) -> str:

@@ -15,7 +15,7 @@ import structlog
 from services.artifacts.artifact import ModelArtifact, open_artifact
 from services.chassis.fatal import FatalError
 from services.domain.kv_layout import KvFormat
-from worker.config import Compute, ExecutorKind, WorkerConfig
+from worker.config import Compute, DenseProducts, ExecutorKind, WorkerConfig
 from worker.devices import Device, NoDevice, UnusableDevice, find_device, has_module, is_interpreted
 from worker.executors.base import Executor, ExecutorFault, StepLimits
 from worker.executors.native.bound_plan import UnsupportedOperation
@@ -124,6 +124,7 @@ def _load_triton(config: WorkerConfig, artifact: ModelArtifact, device: Device) 
         model_name=config.model_name,
         kv_format=config.kv_format or KvFormat.INT8,
         int8_rows=config.compute is Compute.INT8,
+        vendor_products=config.dense_products is DenseProducts.VENDOR,
         limits=step_limits(config, built.config.max_positions),
         graph_sizes=config.cuda_graph_sizes,
     )
@@ -142,6 +143,8 @@ def step_limits(config: WorkerConfig, model_context_tokens: int) -> StepLimits:
 
 
 def _check_host_format(config: WorkerConfig) -> None:
+    if config.dense_products is DenseProducts.VENDOR:
+        raise FatalError("--dense-products vendor: there is no GPU to use; leave it out on a CPU")
     if config.kv_format not in (None, *KV_FORMATS):
         formats = ", ".join(KV_FORMATS)
         raise FatalError(f"--kv-format {config.kv_format}: executors on a CPU keep KV in {formats}")
@@ -189,6 +192,7 @@ def _open_group(config: WorkerConfig, artifact: ModelArtifact, find: Callable[[]
             spec,
             kv_format=config.kv_format or KvFormat.INT8,
             int8_rows=config.compute is Compute.INT8,
+            vendor_products=config.dense_products is DenseProducts.VENDOR,
             graph_sizes=config.cuda_graph_sizes,
         )
     try:

@@ -4,7 +4,6 @@ Knows what is worth watching; never holds a prompt or an output, and cannot fail
 """
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -16,7 +15,7 @@ from services.domain.generation import FinishReason
 from services.domain.ids import RequestKey
 from worker.async_engine import LiveRequest
 from worker.engine.outputs import ChoiceEnded, Ended, Refused, StepOutputs, StepStats
-from worker.executors.base import KernelUse
+from worker.executors.base import ModelProfile
 
 _log = structlog.get_logger()
 
@@ -105,14 +104,20 @@ class StepMetrics:
                 self._finished.add(1, event.error.reason)
 
 
-def tell_kernels(metrics: Metrics, kernels: Sequence[KernelUse]) -> None:
-    """Say once what each kind of layer really runs on: quantised weights served as floats are seen here."""
+def tell_kernels(metrics: Metrics, profile: ModelProfile) -> None:
+    """Say once what each kind of layer really runs on, and whether an answer's bits are a request's own.
+
+    Quantised weights served as floats are seen here.
+    """
+    metrics.gauge(
+        "quire_batch_invariant", "1: a row's bits are the same in any batch; 0: not (--dense-products vendor)"
+    ).set(float(profile.is_batch_invariant))
     gauge = metrics.gauge(
         "quire_kernel_info",
         "Products of the model, by layers and the kernel they run",
         ["layer_kind", "kernel"],
     )
-    for use in kernels:
+    for use in profile.kernels:
         gauge.set(use.count, use.layer_kind, use.kernel)
 
 

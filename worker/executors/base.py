@@ -46,6 +46,8 @@ class ModelProfile:
     weight_bytes: int
     kernels: tuple[KernelUse, ...] = ()
     """What products run on; empty where nothing is computed."""
+    is_batch_invariant: bool = True
+    """Whether a row's bits depend on its own sequence alone. If not, `numerics` is this process's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ interpreted the device is the CPU: that is for tests.
 """
 
 import hashlib
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,6 +63,7 @@ class TritonExecutor:
         limits: StepLimits,
         graph_sizes: Sequence[int],
         stream: Stream,
+        vendor_products: bool = False,
         ranks: Ranks | None = None,
     ) -> None:
         plan, config = model.plan, model.config
@@ -83,17 +85,20 @@ class TritonExecutor:
                 max_positions=config.max_positions,
                 device=device,
                 int8_rows=int8_rows,
+                vendor_products=vendor_products,
                 ranks=ranks,
             )
         chip = chip_of(device)
         versions = (triton.__version__, chip, linear_tuning.numerics(chip), attention_tuning.numerics(chip))
         formats = (str(dtype), kv_format, str(int8_rows))
-        numerics = _digest("triton", *versions, revision, *formats, str(INTERPRETED))
+        is_invariant = not self._plan.uses_vendor
+        shared = _digest("triton", *versions, revision, *formats, str(INTERPRETED), str(is_invariant))
         self._profile = ModelProfile(
             model=name,
             revision=revision,
-            namespace=Namespace(_digest(revision, self._layout.digest, numerics)),
-            numerics=numerics,
+            namespace=Namespace(_digest(revision, self._layout.digest, shared)),
+            # Where a row's bits depend on its company, nobody else promises the same: not even another boot.
+            numerics=shared if is_invariant else _digest(shared, secrets.token_hex(16)),
             executor="triton",
             vocab_size=config.vocab_size,
             max_context_tokens=config.max_positions,
@@ -101,6 +106,7 @@ class TritonExecutor:
             page_bytes=self._layout.page_bytes,
             weight_bytes=self._plan.weight_bytes,
             kernels=self._plan.kernels,
+            is_batch_invariant=is_invariant,
         )
         self._ranks = ranks
         self._runner: StepRunner | None = None
@@ -209,6 +215,7 @@ def load_triton_executor(
     dtype: torch.dtype = torch.bfloat16,
     kv_format: KvFormat = KvFormat.INT8,
     int8_rows: bool = False,
+    vendor_products: bool = False,
     device: str = "cuda",
     limits: StepLimits | None = None,
     graph_sizes: Sequence[int] = (),
@@ -225,6 +232,8 @@ def load_triton_executor(
             are interpreted.
         kv_format: int8, or that of `dtype`.
         int8_rows: Whether rows become int8 codes before products with weights of 8 bits.
+        vendor_products: Whether the vendor's library multiplies with dense weights. Then a row's bits depend
+            on what else is in the step.
         device: torch's name of it; `cpu` where kernels are interpreted.
         limits: The largest step; absent: 512 tokens of 32 sequences of the model's context.
         graph_sizes: Sequences for which decode is captured; a step takes the next larger one, if there is.
@@ -248,6 +257,7 @@ def load_triton_executor(
         dtype=dtype,
         kv_format=kv_format,
         int8_rows=int8_rows,
+        vendor_products=vendor_products,
         limits=limits or _limits_of(model, page_size),
         graph_sizes=graph_sizes,
         stream=stream or stream_on(torch.device(device)),

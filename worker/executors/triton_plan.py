@@ -5,7 +5,6 @@ Knows which kernel computes what; knows nothing of batches beyond the tensors of
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from worker.executors.base import KernelUse, StepLimits
 from worker.executors.torch_ranks import Ranks
+from worker.executors.triton_context import PlanMemory, Run, StepContext
 from worker.executors.triton_step import TritonStep
 from worker.executors.triton_weights import TritonWeights, rope_table
 from worker.executors.weights.loader import WeightSource
@@ -28,40 +28,13 @@ from worker.kernels.paged_attention_triton import SplitMemory, decode_attention,
 from worker.kernels.rms_norm_triton import qk_norm, rms_norm
 from worker.kernels.rope_store_triton import rope_store
 from worker.kernels.soft_cap_triton import soft_cap
+from worker.kernels.vendor_linear_torch import vendor_linear
 from worker.models.tensor_names import role_of
 from worker.plan.arena import pack
 from worker.plan.op import Activation, Op, OpKind, Plan
 from worker.plan.peephole import fuse
 from worker.plan.quantized_inputs import quantize_inputs
 from worker.plan.slots import code_slots, float_slots
-
-
-@dataclass(frozen=True, slots=True)
-class _Context:
-    """What operations of one step share."""
-
-    step: TritonStep
-    slots: Sequence[Tensor]
-    kv: Sequence[LayerKv]
-    """By layer."""
-    splits: SplitMemory
-    """For the largest step that decodes."""
-    pieces: Tensor
-    """Room for the sums of any product, which leaves nothing there."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanMemory:
-    """What steps work in, each part as large as the largest step needs it."""
-
-    slots: Sequence[Tensor]
-    splits: SplitMemory
-    pieces: Tensor
-    logits: Tensor
-    """The slot that a run returns rows of."""
-
-
-_Run = Callable[[_Context], None]
 
 
 class TritonPlan:
@@ -76,8 +49,10 @@ class TritonPlan:
         max_positions: int,
         device: torch.device,
         int8_rows: bool,
+        vendor_products: bool = False,
         ranks: Ranks | None = None,
     ) -> None:
+        self._vendor_products = vendor_products
         self._dtype, self._device, self._ranks = dtype, device, ranks
         self._weights = TritonWeights(weights, dtype=dtype, device=device)
         self._plan = plan = fuse(quantize_inputs(plan, self._takes_codes) if int8_rows else plan)
@@ -98,6 +73,11 @@ class TritonPlan:
     def kernels(self) -> tuple[KernelUse, ...]:
         """What products run on."""
         return tuple(KernelUse(kind, kernel, count) for (kind, kernel), count in self._uses.items())
+
+    @property
+    def uses_vendor(self) -> bool:
+        """Whether a product runs on the vendor's library, so that a row's bits depend on the others."""
+        return any(kernel.startswith("vendor_") for _, kernel in self._uses)
 
     def allocate(self, limits: StepLimits) -> PlanMemory:
         """Return memory for the largest step: no step makes any."""
@@ -137,14 +117,14 @@ class TritonPlan:
         """
         rows = {"T": len(step.ids), "O": len(step.out_rows)}
         slots = [whole[: rows[slot.rows]] for slot, whole in zip(self._plan.slots, memory.slots, strict=True)]
-        context = _Context(step, slots, kv, memory.splits, memory.pieces)
+        context = StepContext(step, slots, kv, memory.splits, memory.pieces)
         for run in self._runs:
             run(context)
         return slots[self._plan.output]
 
-    def _bind(self, op: Op) -> _Run:
+    def _bind(self, op: Op) -> Run:
         """Return a function that launches one operation, its weights read and on the device."""
-        binders: dict[OpKind, Callable[[Op], _Run]] = {
+        binders: dict[OpKind, Callable[[Op], Run]] = {
             OpKind.EMBED: self._bind_embed,
             OpKind.RMS_NORM: self._bind_rms_norm,
             OpKind.LINEAR: self._bind_linear,
@@ -169,37 +149,37 @@ class TritonPlan:
         }
         return binders[op.kind](op)
 
-    def _bind_embed(self, op: Op) -> _Run:
+    def _bind_embed(self, op: Op) -> Run:
         table, (y,) = self._weights.table(op.weights), op.outputs
         return lambda c: gather_rows(table, c.step.ids, c.slots[y])
 
-    def _bind_embed_shard(self, op: Op) -> _Run:
+    def _bind_embed_shard(self, op: Op) -> Run:
         table, (y,), first = self._weights.table(op.weights), op.outputs, op.integer("first")
         return lambda c: gather_shard(table, c.step.ids, c.slots[y], first=first)
 
-    def _bind_exchange(self, op: Op) -> _Run:
+    def _bind_exchange(self, op: Op) -> Run:
         (x,), (y,), ranks = op.inputs, op.outputs, self._ranks
         assert ranks is not None, "a share of a plan needs the other ranks"
         exchange = ranks.sum if op.kind is OpKind.ALL_REDUCE else ranks.gather
         return lambda c: exchange(c.slots[x], c.slots[y])
 
-    def _bind_rms_norm(self, op: Op) -> _Run:
+    def _bind_rms_norm(self, op: Op) -> Run:
         weight, (x,), (y,) = self._weights.vector(op.weights[0]), op.inputs, op.outputs
         eps, target = op.number("eps"), self._target(y)
         return lambda c: rms_norm(c.slots[x], weight, eps=eps, **target(c))
 
-    def _bind_add_rms_norm(self, op: Op) -> _Run:
+    def _bind_add_rms_norm(self, op: Op) -> Run:
         weight, (x, other), (total, y) = self._weights.vector(op.weights[0]), op.inputs, op.outputs
         eps, target = op.number("eps"), self._target(y)
         return lambda c: rms_norm(
             c.slots[other], weight, eps=eps, residual=c.slots[x], total=c.slots[total], **target(c)
         )
 
-    def _bind_quantize(self, op: Op) -> _Run:
+    def _bind_quantize(self, op: Op) -> Run:
         (x,), (y,) = op.inputs, op.outputs
         return lambda c: group_quantize(c.slots[x], *codes_in(c.slots[y]))
 
-    def _target(self, slot: int) -> Callable[[_Context], dict[str, Any]]:
+    def _target(self, slot: int) -> Callable[[StepContext], dict[str, Any]]:
         """Return what gives the arguments of a kernel that writes a slot, as numbers or as codes."""
         if slot in self._code_slots:
             return lambda c: {"out": None, "quantised": codes_in(c.slots[slot])}
@@ -209,23 +189,28 @@ class TritonPlan:
         matrix = self._weights.matrix(op.weights[: op.num_matrices])
         return matrix.bits == 8 and matrix.in_features % GROUP == 0
 
-    def _bind_linear(self, op: Op) -> _Run:
+    def _bind_linear(self, op: Op) -> Run:
         (x,), (y,), count = op.inputs, op.outputs, op.num_matrices
         matrix, biases = self._weights.matrix(op.weights[:count]), op.weights[count:]
         is_int8 = x in self._code_slots
         dtype = torch.int8 if is_int8 else self._dtype
         layer_kind = "+".join(role_of(name) for name in op.weights[:count])
-        self._uses[layer_kind, f"triton_{kind_of(matrix, dtype)}"] += 1
         bias = torch.cat([self._weights.vector(name) for name in biases]) if biases else None
+        # Logits are float32, which the library makes of float32 alone.
+        is_vendors = self._vendor_products and matrix.bits == 16 and op.kind is OpKind.LINEAR
+        kernel = f"{'vendor' if is_vendors else 'triton'}_{kind_of(matrix, dtype)}"
+        self._uses[layer_kind, kernel] += 1
+        if is_vendors:
+            return lambda c: vendor_linear(c.slots[x], matrix, c.slots[y], bias=bias)
         self._most_pieces.append(partial(most_pieces, matrix, dtype, self._device))
 
-        def run(c: _Context) -> None:
+        def run(c: StepContext) -> None:
             rows = codes_in(c.slots[x]) if is_int8 else c.slots[x]
             linear(rows, matrix, c.slots[y], bias=bias, pieces=c.pieces)
 
         return run
 
-    def _bind_qk_norm(self, op: Op) -> _Run:
+    def _bind_qk_norm(self, op: Op) -> Run:
         (x,), (y,), eps = op.inputs, op.outputs, op.number("eps")
         q_weight, k_weight = (self._weights.vector(name) for name in op.weights)
         q_heads, kv_heads = self._plan.num_heads, self._plan.num_kv_heads
@@ -233,7 +218,7 @@ class TritonPlan:
             c.slots[x], q_weight, k_weight, c.slots[y], q_heads=q_heads, kv_heads=kv_heads, eps=eps
         )
 
-    def _bind_rope_store(self, op: Op) -> _Run:
+    def _bind_rope_store(self, op: Op) -> Run:
         (x,), (y,), layer = op.inputs, op.outputs, op.integer("layer")
         cos, sin = self._ropes[op.integer("rope")]
         norm = None
@@ -251,11 +236,11 @@ class TritonPlan:
             norm=norm,
         )
 
-    def _bind_paged_attention(self, op: Op) -> _Run:
+    def _bind_paged_attention(self, op: Op) -> Run:
         (x,), (y,), layer = op.inputs, op.outputs, op.integer("layer")
         scale, window, cap = op.number("scale"), op.integer("window"), op.number("soft_cap")
 
-        def run(c: _Context) -> None:
+        def run(c: StepContext) -> None:
             q, out, step = c.slots[x], c.slots[y], c.step
             if not step.is_decode:
                 ragged_attention(q, c.kv[layer], out, step.batch, scale=scale, window=window, soft_cap=cap)
@@ -274,24 +259,24 @@ class TritonPlan:
 
         return run
 
-    def _bind_act_mul(self, op: Op) -> _Run:
+    def _bind_act_mul(self, op: Op) -> Run:
         (x,), (y,), activation = op.inputs, op.outputs, Activation(op.integer("activation"))
         apply = {Activation.SILU: silu_mul, Activation.GELU_TANH: gelu_tanh_mul}[activation]
         target = self._target(y)
         return lambda c: apply(c.slots[x], **target(c))
 
-    def _bind_add(self, op: Op) -> _Run:
+    def _bind_add(self, op: Op) -> Run:
         (x, other), (y,) = op.inputs, op.outputs
         return lambda c: torch.add(c.slots[x], c.slots[other], out=c.slots[y])
 
-    def _bind_scale(self, op: Op) -> _Run:
+    def _bind_scale(self, op: Op) -> Run:
         (x,), (y,), factor = op.inputs, op.outputs, op.number("factor")
         return lambda c: torch.mul(c.slots[x], factor, out=c.slots[y])
 
-    def _bind_soft_cap(self, op: Op) -> _Run:
+    def _bind_soft_cap(self, op: Op) -> Run:
         (x,), (y,), cap = op.inputs, op.outputs, op.number("cap")
         return lambda c: soft_cap(c.slots[x], c.slots[y], cap=cap)
 
-    def _bind_gather_rows(self, op: Op) -> _Run:
+    def _bind_gather_rows(self, op: Op) -> Run:
         (x,), (y,) = op.inputs, op.outputs
         return lambda c: gather_rows(c.slots[x], c.step.out_rows, c.slots[y])

@@ -28,9 +28,16 @@ def load(
     dtype: torch.dtype = torch.float32,
     kv_format: KvFormat = KvFormat.F32,
     int8_rows: bool = False,
+    vendor_products: bool = False,
 ) -> TritonExecutor:
     executor = load_triton_executor(
-        path, model_name="tiny", dtype=dtype, kv_format=kv_format, int8_rows=int8_rows, device="cpu"
+        path,
+        model_name="tiny",
+        dtype=dtype,
+        kv_format=kv_format,
+        int8_rows=int8_rows,
+        vendor_products=vendor_products,
+        device="cpu",
     )
     executor.allocate(8)
     return executor
@@ -52,6 +59,29 @@ def test_logits_equal_the_torch_executors(family: str, tmp_path: Path) -> None:
         expected = logits_of(theirs, parts)
         assert np.abs(expected).max() > 0.5
         np.testing.assert_allclose(logits_of(ours, parts), expected, rtol=0, atol=1e-4)
+
+
+def test_the_vendors_products_are_as_near_and_marked(tmp_path: Path) -> None:
+    """With the biases of Qwen 2; no other boot promises the same bits, while pages may be anybody's."""
+    path = save_folder(make_model("qwen2"), tmp_path)
+    ours, again = load(path, vendor_products=True), load(path, vendor_products=True)
+    products = {(use.layer_kind, use.kernel) for use in ours.profile.kernels}
+    assert {kernel for kind, kernel in products if kind != "head"} == {"vendor_fp32"}
+    assert ("head", "triton_fp32") in products
+    assert not ours.profile.is_batch_invariant
+    assert ours.profile.numerics != again.profile.numerics
+    assert ours.profile.namespace == again.profile.namespace
+    theirs = load_torch_executor(path, model_name="tiny", num_threads=1)
+    theirs.allocate(8)
+    parts = [Part(IDS[:9], 0, PAGES[0])]
+    np.testing.assert_allclose(logits_of(ours, parts), logits_of(theirs, parts), rtol=0, atol=1e-4)
+
+
+def test_weights_of_few_bits_are_never_the_vendors(tmp_path: Path) -> None:
+    path = save_gguf(make_model("llama"), tmp_path / "tiny.gguf", "Q4_0")
+    ours, plain = load(path, vendor_products=True).profile, load(path).profile
+    assert ours.is_batch_invariant
+    assert (ours.kernels, ours.numerics, ours.namespace) == (plain.kernels, plain.numerics, plain.namespace)
 
 
 @slow

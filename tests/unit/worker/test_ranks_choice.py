@@ -1,6 +1,7 @@
 """What a worker of several ranks is made of, and what it says when it cannot be had."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from services.chassis.fatal import FatalError
 from services.domain.kv_layout import KvFormat
 from tests.unit.executors.tiny_models import make_model, save_folder
 from worker import executor_choice
-from worker.config import ExecutorKind, WorkerConfig
+from worker.config import DenseProducts, ExecutorKind, WorkerConfig
 from worker.devices import Device, DeviceMemory, NoDevice
 from worker.executor_choice import open_executor
 from worker.executors.ranks.messages import RankSpec
@@ -68,6 +69,14 @@ def test_ranks_compute_on_gpus_where_there_are_and_else_in_torch(
         spec = spec_for(monkeypatch, config(model, kind), find)
         assert (spec.executor, spec.device, spec.rank, spec.size) == (executor, device, 0, 2)
         assert spec.kv_format == (KvFormat.INT8 if executor == "triton" else KvFormat.F32)
+        assert not spec.vendor_products
+
+
+def test_every_rank_takes_the_vendors_library_where_it_is_asked_for(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(config(model, ExecutorKind.AUTO), dense_products=DenseProducts.VENDOR)
+    assert spec_for(monkeypatch, settings, Gpu).vendor_products
 
 
 def test_fewer_gpus_than_ranks_are_refused_with_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,10 @@ def test_a_sim_needs_no_files() -> None:
             ["--model", "a=b", "--executor", "native", "--tensor-parallel-size", "2"],
             "tensor_parallel_size 2: the native executor is one process",
         ),
+        (
+            ["--model", "a=b", "--executor", "torch", "--dense-products", "vendor"],
+            "dense_products vendor: the torch executor has no such library",
+        ),
         (["--model", "a=b", "--page-size", "24"], "page_size must be one of 16, 32, 64, 128, got 24"),
     ],
 )

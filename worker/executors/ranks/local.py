@@ -63,6 +63,7 @@ def _load_triton(spec: RankSpec, source: ModelArtifact | Path) -> RankExecutor:
         model_name=spec.model_name,
         kv_format=KvFormat(spec.kv_format),
         int8_rows=spec.int8_rows,
+        vendor_products=spec.vendor_products,
         limits=spec.limits,
         graph_sizes=spec.graph_sizes,
         ranks=Ranks(spec.rank, spec.size, device=device.name, limit_s=spec.limit_s),

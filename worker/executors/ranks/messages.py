@@ -64,7 +64,8 @@ class RankSpec:
     kv_format: str = KvFormat.F32
     """Of the KV memory; torch has f32 alone."""
     int8_rows: bool = False
-    """See `load_triton_executor`, as the next one; both are triton's."""
+    """See `load_triton_executor`, as the next two; all are triton's."""
+    vendor_products: bool = False
     graph_sizes: tuple[int, ...] = ()
     num_threads: int | None = None
     """Of torch on the CPU; None leaves its own choice."""
