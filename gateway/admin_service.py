@@ -12,9 +12,9 @@ from gateway.core.auth import Authenticator
 from gateway.core.directory import Change, Document, Entry
 from gateway.core.keys import ApiKey, KeyScope
 from gateway.grpc_credentials import key_of
-from gateway.keyring import Keyring
+from gateway.key_admin import KeyAdmin
 from gateway.stores.tenants import TenantLog
-from gateway.tenancy import Record, TenantAdmin
+from gateway.tenant_admin import Record, TenantAdmin
 from gateway.usage import UsageReports
 from protos.admin.v1 import admin_pb2 as pb
 from protos.admin.v1 import admin_pb2_grpc
@@ -44,7 +44,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self,
         auth: Authenticator,
         tenants: TenantAdmin,
-        keys: Keyring,
+        keys: KeyAdmin,
         log: TenantLog,
         usage: UsageReports,
     ) -> None:

@@ -7,10 +7,12 @@ caller is told or of why a request ends.
 import dataclasses
 import time
 from collections.abc import Callable
+from enum import StrEnum
 
 from gateway.core.deadlines import Deadlines
 from gateway.core.retry_budget import RetryBudget
-from gateway.places import Hold, Phase, Places, Plan, Sink, Workers
+from gateway.peers import Scheduler, Sink, WorkerHold, Workers
+from gateway.plan import Plan
 from services.domain.errors import Code, ServeError, WorkerLost
 from services.domain.generation import FinishReason
 from services.domain.ids import Epoch, RequestId, RequestKey, WorkerId
@@ -20,6 +22,15 @@ MAX_ATTEMPTS = 3
 """A placement that came to nothing is tried at most twice again."""
 MAX_LOST = 2
 """A request whose worker is lost has one further attempt: what brought down two workers gets no third."""
+
+
+class Phase(StrEnum):
+    """Where a request is; each has its gauge."""
+
+    PREPARING = "preparing"
+    WAITING = "waiting"
+    PLACED = "placed"
+    RUNNING = "running"
 
 
 class Attempts:
@@ -36,7 +47,7 @@ class Attempts:
         *,
         arrived: float,
         deadlines: Deadlines,
-        places: Places,
+        scheduler: Scheduler,
         workers: Workers,
         retries: RetryBudget,
         mark: Callable[[str], None],
@@ -49,14 +60,14 @@ class Attempts:
         self.asked_at = self.placed_at = arrived
         self._request_id = request_id
         self._deadlines = deadlines
-        self._places, self._workers, self._sink = places, workers, sink
+        self._scheduler, self._workers, self._sink = scheduler, workers, sink
         self._retries = retries
         self._mark = mark
         self._plan: Plan | None = None
         self._may_submit = False
         self._unused: Placement | None = None
         """A placement that was neither submitted nor given back."""
-        self._hold: Hold | None = None
+        self._hold: WorkerHold | None = None
         self._avoid: tuple[tuple[WorkerId, Epoch], ...] = ()
         self._num_lost = 0
 
@@ -81,7 +92,7 @@ class Attempts:
 
     def refuse(self, placement: Placement) -> None:
         """Give back a placement that nobody wants any more."""
-        self._places.abandon(placement.key, placement.seq)
+        self._scheduler.abandon(placement.key, placement.seq)
 
     def rejected(self) -> None:
         """The scheduler gives no place: there is nothing to let go."""
@@ -135,7 +146,7 @@ class Attempts:
             self.refuse(self._unused)
             self._unused = None
         elif self.phase is Phase.WAITING:
-            self._places.abandon(self._key)
+            self._scheduler.abandon(self._key)
 
     @property
     def _key(self) -> RequestKey:
@@ -146,7 +157,7 @@ class Attempts:
         self.phase = Phase.WAITING
         self._deadlines.has_place = False
         acquisition = dataclasses.replace(self._plan.acquisition, key=self._key, avoid=self._avoid)
-        self._places.acquire(acquisition, self._sink)
+        self._scheduler.acquire(acquisition, self._sink)
 
     def _submit(self) -> ServeError | None:
         placement = self._unused

@@ -9,7 +9,7 @@ import secrets
 from dataclasses import dataclass
 
 from gateway.core.lengths import check_prompt, most_prompt_tokens, too_long
-from gateway.core.relief import Relief, capped, relief_of, unheld
+from gateway.core.reductions import Reductions, capped, reductions_of, unheld
 from gateway.core.request import GenerationRequest
 from gateway.core.validation import Options, check
 from gateway.models import ModelBook, ServedModel
@@ -60,18 +60,18 @@ async def fit(
     options = check(request, tenant, model.profile, seed, models.bands)
     step = model.state.steps.get(options.band, Step.NONE)
     held = unheld(step, model.state.batch_wait_s)
-    relief = relief_of(tenant.degradation, max(step, budget_step), model.local.name)
-    if relief.smaller_model is not None:
+    reductions = reductions_of(tenant.degradation, max(step, budget_step), model.local.name)
+    if reductions.smaller_model is not None:
         try:
-            smaller = models.find(relief.smaller_model)
+            smaller = models.find(reductions.smaller_model)
             options_there = check(request, tenant, smaller.profile, seed, models.bands)
-            fitted = await _fit(request, tenant, salts, smaller, options_there, relief, encoder)
+            fitted = await _fit(request, tenant, salts, smaller, options_there, reductions, encoder)
         except (InvalidField, NoWorker, UnknownModel):
             pass  # What does not fit the smaller model is served by its own.
         else:
             moved = Degraded(Step.SMALLER_MODEL, model.local.name, smaller.local.name)
             return dataclasses.replace(fitted, degraded=(*held, *fitted.degraded, moved))
-    fitted = await _fit(request, tenant, salts, model, options, relief, encoder)
+    fitted = await _fit(request, tenant, salts, model, options, reductions, encoder)
     return dataclasses.replace(fitted, degraded=(*held, *fitted.degraded))
 
 
@@ -81,19 +81,19 @@ async def _fit(
     salts: Salts,
     model: ServedModel,
     options: Options,
-    relief: Relief,
+    reductions: Reductions,
     encoder: PromptEncoder,
 ) -> Fitted:
     max_tokens = most_prompt_tokens(request, tenant, options, model.profile)
-    is_cut_short = relief.cut_prompt_tokens is not None and relief.cut_prompt_tokens < max_tokens
-    if relief.cut_prompt_tokens is not None and is_cut_short:
-        request, max_tokens = dataclasses.replace(request, cut_left=True), relief.cut_prompt_tokens
+    is_cut_short = reductions.cut_prompt_tokens is not None and reductions.cut_prompt_tokens < max_tokens
+    if reductions.cut_prompt_tokens is not None and is_cut_short:
+        request, max_tokens = dataclasses.replace(request, cut_left=True), reductions.cut_prompt_tokens
     try:
         prompt = await encoder.encode(request, model, salts, max_tokens)
     except TooManyTokens as exc:
         raise too_long(request, tenant, options, max_tokens) from exc
     stop = check_prompt(request, tenant, options, model.profile, len(prompt.ids))
-    stop, cap = capped(stop, relief.cap_output_tokens)
+    stop, cap = capped(stop, reductions.cap_output_tokens)
     degraded = [] if cap is None else [cap]
     if is_cut_short and prompt.cut_tokens:
         asked = len(prompt.ids) + prompt.cut_tokens

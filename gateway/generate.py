@@ -12,27 +12,27 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from gateway.accounts import Run, billed, cost_of, ending_of, outcome_of, page_ms_of, receipt_of
-from gateway.budget_pressure import BudgetPressure
-from gateway.budget_watch import BudgetWatch
-from gateway.charge import Charge
+from gateway.accounting import Run, billed, cost_of, ending_of, outcome_of, page_ms_of, receipt_of
+from gateway.budget_degradation import BudgetDegradation
+from gateway.budget_warnings import BudgetWarnings
 from gateway.core.auth import Authenticator
 from gateway.core.deadlines import Deadlines
 from gateway.core.ending import encode_ending
 from gateway.core.events import Event
 from gateway.core.lengths import class_of
-from gateway.core.relief import headers_of
+from gateway.core.limit_status import LimitStatus
+from gateway.core.reductions import headers_of
 from gateway.core.request import Caller, GenerationRequest
 from gateway.core.retry_budget import RetryBudget
-from gateway.core.standing import Standing
 from gateway.fitting import Fitted, fit
-from gateway.live import LiveRequest
+from gateway.live_request import LiveRequest
 from gateway.live_table import LiveTable
+from gateway.metrics import GatewayMetrics
 from gateway.models import ModelBook
-from gateway.observation import GatewayMetrics
-from gateway.places import Places, Workers
-from gateway.planning import make_plan
+from gateway.peers import Scheduler, Workers
+from gateway.plan import make_plan
 from gateway.prompts import PromptEncoder, Salts
+from gateway.quota_hold import QuotaHold
 from gateway.settler import Settler
 from gateway.stores.quota import QuotaStore, Reservation, Settlement
 from services.chassis.telemetry import inject, start_span, trace_id
@@ -67,13 +67,13 @@ class Generate:
     encoder: PromptEncoder
     quota: QuotaStore
     settler: Settler
-    places: Places
+    scheduler: Scheduler
     workers: Workers
     retries: RetryBudget
     table: LiveTable
     metrics: GatewayMetrics
-    budget_watch: BudgetWatch
-    budget_pressure: BudgetPressure
+    budget_warnings: BudgetWarnings
+    budget_degradation: BudgetDegradation
     settings: GenerateSettings = field(default_factory=GenerateSettings)
     is_draining: bool = False
     """Admit nothing more."""
@@ -90,7 +90,7 @@ class Generate:
         deadline_s: float | None = None,
         traceparent: str = "",
         on_slow: Callable[[], None] = lambda: None,
-        on_standing: Callable[[Mapping[str, str]], None] = lambda _: None,
+        on_headers: Callable[[Mapping[str, str]], None] = lambda _: None,
     ) -> AsyncGenerator[Event, None]:
         """Serve one generation. Iterate inside `contextlib.aclosing`, so that leaving early ends it at once.
 
@@ -99,7 +99,7 @@ class Generate:
             arrived: Monotonic seconds at which the call reached this process; None is now.
             deadline_s: Seconds from `arrived` in which the caller wants it over.
             on_slow: Called when the caller does not keep up, while it may be stuck in writing.
-            on_standing: Given what the answer tells of rates, budgets and degradation, before the first
+            on_headers: Given what the answer tells of rates, budgets and degradation, before the first
                 event; what the ladder refused is told once more.
 
         Yields:
@@ -119,7 +119,7 @@ class Generate:
         )
         live = run.live
         try:
-            on_standing(await self._prepare(run, caller))
+            on_headers(await self._prepare(run, caller))
             while True:
                 events = live.take()
                 if live.first_token_at is not None and run.ttft_s is None:
@@ -139,7 +139,7 @@ class Generate:
             error.detail = dataclasses.replace(error.detail, usage=live.usage)
             run.error = error
             if run.refused_by is not None:
-                on_standing(headers_of(run.degraded))
+                on_headers(headers_of(run.degraded))
             raise
         except Exception as error:
             run.error = ServeError(f"a fault of the gateway ({type(error).__name__})")
@@ -169,7 +169,7 @@ class Generate:
             arrived=arrived,
             deadlines=Deadlines(_with_deadline(request.limits, deadline_s), arrived),
             max_unread_tokens=self.settings.max_unread_tokens,
-            places=self.places,
+            scheduler=self.scheduler,
             workers=self.workers,
             retries=self.retries,
             on_slow=on_slow,
@@ -186,26 +186,35 @@ class Generate:
         request, tenant = run.request, run.live.tenant
         own = self.auth.salt_of(tenant.id, "")
         blocks = self.auth.salt_of(tenant.id, request.cache_salt) if request.cache_salt else own
-        budget_step = await self.budget_pressure.step_of(caller, tenant)
+        budget_step = await self.budget_degradation.step_of(caller, tenant)
         salts = Salts(blocks=blocks, tenant=own)
         fitted = await fit(request, tenant, salts, self.models, self.encoder, budget_step=budget_step)
         run.model = fitted.model.local.name
         num_tokens = len(fitted.prompt.ids)
         request_class = class_of(request, tenant, num_tokens, self.settings.long_from_tokens)
-        plan = make_plan(run, fitted, salt=blocks, request_class=request_class, budget_step=budget_step)
+        plan = make_plan(
+            request,
+            fitted,
+            request_id=run.live.id,
+            tenant=tenant,
+            salt=blocks,
+            request_class=request_class,
+            budget_step=budget_step,
+            traceparent=run.traceparent,
+        )
         # The quota is reserved while the scheduler looks for a place, and no work begins before it is. A
         # tenant that was refused last time is asked first, so that refusals cost the scheduler nothing.
-        charge = self._charge(run, caller, fitted, request_class)
+        hold = self._quota_hold(run, caller, fitted, request_class)
         is_doubtful = tenant.id in self.doubtful
         if not is_doubtful:
             run.live.ask(plan)
-        standing = await self._reserve(run, charge)
+        status = await self._reserve(run, hold)
         if is_doubtful:
             run.live.ask(plan)
         run.live.allow()
-        return {**standing.headers, **headers_of(fitted.degraded)}
+        return {**status.headers, **headers_of(fitted.degraded)}
 
-    def _charge(self, run: Run, caller: Caller, fitted: Fitted, request_class: RequestClass) -> Charge:
+    def _quota_hold(self, run: Run, caller: Caller, fitted: Fitted, request_class: RequestClass) -> QuotaHold:
         account_now = partial(
             self.auth.account_of, caller, model=run.request.model, request_class=request_class
         )
@@ -217,27 +226,27 @@ class Generate:
             output_tokens=fitted.options.num_choices * fitted.stop.max_output_tokens,
             idempotency_key=run.request.idempotency_key,
         )
-        return Charge(reservation=reservation, account_now=account_now)
+        return QuotaHold(reservation=reservation, account_now=account_now)
 
-    async def _reserve(self, run: Run, charge: Charge) -> Standing:
+    async def _reserve(self, run: Run, hold: QuotaHold) -> LimitStatus:
         live = run.live
         # Before the call: whatever becomes of it, the reservation is settled in the end.
-        live.charge = charge
+        live.quota_hold = hold
         try:
-            standing = await self.quota.reserve(charge.reservation)
+            status = await self.quota.reserve(hold.reservation)
         except ServeError as error:
             self.doubtful.add(live.tenant.id)
             if not isinstance(error, DependencyDown):
-                live.charge = None
+                live.quota_hold = None
             raise
-        charge.is_admitted = True
+        hold.is_admitted = True
         self.doubtful.discard(live.tenant.id)
         run.span.add_event("reserved")
-        self.budget_pressure.told(live.tenant, standing)
-        if standing.warnings:
-            account = charge.reservation.account
-            self.budget_watch.warned(account.organisation, account.tenant, standing.warnings)
-        return standing
+        self.budget_degradation.told(live.tenant, status)
+        if status.warnings:
+            account = hold.reservation.account
+            self.budget_warnings.warned(account.organisation, account.tenant, status.warnings)
+        return status
 
     def _close(self, run: Run) -> None:
         """Release everything the request holds: the one end of every request, from every state."""
@@ -247,8 +256,8 @@ class Generate:
         live.close()
         self.table.remove(live)
         usage = live.usage
-        if live.charge is not None:
-            reservation, used = live.charge.reservation, billed(run, usage)
+        if live.quota_hold is not None:
+            reservation, used = live.quota_hold.reservation, billed(run, usage)
             self.settler.settle(
                 Settlement(
                     id=live.id,

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from gateway.live import LiveRequest
-from gateway.places import Phase
+from gateway.attempts import Phase
+from gateway.live_request import LiveRequest
 from services.domain.errors import ErrorDetail, QueueFull, ServeError
 from services.domain.ids import RequestId, TenantId
 

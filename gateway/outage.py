@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.core.standing import Standing
+from gateway.core.limit_status import LimitStatus
 from gateway.stores.quota import (
     REMEMBER_S,
     QuotaStore,
@@ -58,14 +58,14 @@ class OutagePolicy:
         """Requests that were admitted here and are not known to the store."""
         return len(self._grants)
 
-    async def reserve(self, reservation: Reservation) -> Standing:
+    async def reserve(self, reservation: Reservation) -> LimitStatus:
         try:
             return await self._store.reserve(reservation)
         except DependencyDown:
             if reservation.account.allowance is None:
                 raise
             self._grant(reservation)
-            return Standing()
+            return LimitStatus()
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         for one in settlements:

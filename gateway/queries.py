@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass
 
+from gateway.attempts import Phase
 from gateway.core.auth import Authenticator
 from gateway.core.ending import Ending, decode_ending
 from gateway.core.events import Queued
 from gateway.core.request import Caller, ChatTurn
+from gateway.limit_lookup import LimitLookup
 from gateway.live_table import LiveTable
 from gateway.models import ModelBook
-from gateway.places import Phase
 from gateway.prompts import PromptEncoder
 from gateway.settler import Settler
-from gateway.standings import Standings
 from gateway.stores.quota import QuotaStore
 from gateway.usage import UsageReports
 from services.domain.errors import UnknownRequest
@@ -49,7 +49,7 @@ class Queries:
     settler: Settler
     quota: QuotaStore
     usage: UsageReports
-    standings: Standings
+    limits: LimitLookup
 
     def served_models(self, caller: Caller) -> list[ModelState]:
         """Return the models that the caller can call now, by the names it may use."""

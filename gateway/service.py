@@ -19,7 +19,7 @@ from gateway.core.request import Caller
 from gateway.generate import Generate
 from gateway.grpc_credentials import caller_of, metadata
 from gateway.messages import chat_from_pb, event_to_pb, queued_to_pb, receipt_to_pb, request_from_pb
-from gateway.observation import GatewayMetrics
+from gateway.metrics import GatewayMetrics
 from gateway.queries import InProgress, Queries
 from protos.gateway.v1 import gateway_pb2 as pb
 from protos.gateway.v1 import gateway_pb2_grpc
@@ -75,7 +75,7 @@ class GatewayService(gateway_pb2_grpc.GenerateServiceServicer):
             deadline_s=context.time_remaining(),
             traceparent=metadata(context, "traceparent") or "",
             on_slow=on_slow,
-            on_standing=call.told.update,
+            on_headers=call.told.update,
         )
         with_ids, with_logprobs = request.return_token_ids, request.HasField("logprobs")
         building_s, has_begun = 0.0, False
@@ -167,5 +167,5 @@ class GatewayService(gateway_pb2_grpc.GenerateServiceServicer):
         finally:
             task = asyncio.current_task()
             if task is not None and not task.cancelling():
-                told = call.told or await self._queries.standings.of(call.caller)
+                told = call.told or await self._queries.limits.headers_of(call.caller)
                 context.set_trailing_metadata(tuple(told.items()))

@@ -12,25 +12,25 @@ from typing import Any, Protocol
 
 import grpc
 
-from gateway.budget_pressure import BudgetPressure
-from gateway.budget_watch import BudgetWatch
-from gateway.budgets import Budgets
+from gateway.budget_degradation import BudgetDegradation
+from gateway.budget_enforcement import BudgetEnforcement
+from gateway.budget_warnings import BudgetWarnings
 from gateway.core.auth import Authenticator
 from gateway.core.directory import TenantDirectory
 from gateway.core.retry_budget import RetryBudget
 from gateway.generate import Generate, GenerateSettings
-from gateway.keyring import Keyring
+from gateway.key_admin import KeyAdmin
+from gateway.limit_lookup import LimitLookup
 from gateway.live_table import LiveTable
+from gateway.metrics import GatewayMetrics
 from gateway.models import LocalModel, ModelBook
-from gateway.observation import GatewayMetrics
 from gateway.outage import OutagePolicy
 from gateway.prompts import PromptEncoder
 from gateway.queries import Queries
 from gateway.settler import Settler
-from gateway.standings import Standings
 from gateway.stores.quota import QuotaStore
 from gateway.stores.tenants import TenantLog
-from gateway.tenancy import TenantAdmin
+from gateway.tenant_admin import TenantAdmin
 from gateway.tenant_feed import TenantFeed
 from gateway.usage import UsageReports
 from services.chassis.build import BUILD
@@ -57,7 +57,7 @@ class AdminParts:
     feed: TenantFeed
     log: TenantLog
     tenants: TenantAdmin
-    keys: Keyring
+    keys: KeyAdmin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +125,8 @@ def build_parts(
     encoder = PromptEncoder(executor, gateway_metrics.tokenized)
     table = LiveTable(max_live)
     store = OutagePolicy(quota)
-    budgets = Budgets(table)
-    standings = Standings(auth=auth, quota=quota)
+    budgets = BudgetEnforcement(table)
+    limits = LimitLookup(auth=auth, quota=quota)
     settler = Settler(store, budgets.running, budgets.enforce, gateway_metrics.settlement_lost)
     generate = Generate(
         auth=auth,
@@ -134,13 +134,13 @@ def build_parts(
         encoder=encoder,
         quota=store,
         settler=settler,
-        places=scheduler,
+        scheduler=scheduler,
         workers=workers,
         retries=RetryBudget(settings.retry_percent, gateway_metrics.wished_again),
         table=table,
         metrics=gateway_metrics,
-        budget_watch=BudgetWatch(metrics),
-        budget_pressure=BudgetPressure(standings, metrics),
+        budget_warnings=BudgetWarnings(metrics),
+        budget_degradation=BudgetDegradation(limits, metrics),
         settings=settings,
     )
     queries = Queries(
@@ -151,7 +151,7 @@ def build_parts(
         settler=settler,
         quota=quota,
         usage=UsageReports(tenants, quota, tenant_log, time.time),
-        standings=standings,
+        limits=limits,
     )
     host.spawn(scheduler.run(), name="scheduler-link")
     host.spawn(settler.run(), name="settler")
@@ -164,7 +164,7 @@ def build_parts(
             feed=feed,
             log=tenant_log,
             tenants=TenantAdmin(feed),
-            keys=Keyring(feed, tenant_log, server_key),
+            keys=KeyAdmin(feed, tenant_log, server_key),
         ),
         metrics=gateway_metrics,
         scheduler=scheduler,

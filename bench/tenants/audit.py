@@ -21,7 +21,7 @@ from gateway.core.directory import Change, Kind, TenantDirectory
 from gateway.core.keys import key_to_document
 from gateway.stores.quota_redis import RedisQuota
 from gateway.stores.tenants import RedisTenantLog
-from gateway.tenancy import TenantAdmin
+from gateway.tenant_admin import TenantAdmin
 from gateway.tenant_feed import Edit, TenantFeed
 from services.chassis.redis import RedisStore
 from services.domain.generation import RequestClass

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from bench.tenants.check import Outcome
 from bench.tenants.fleet import MODEL, UNBOUNDED, Ask, World
-from gateway.core.relief import capped, relief_of
+from gateway.core.reductions import capped, reductions_of
 from scheduler.core.degrade import LadderRules
 from scheduler.core.fair_queue import FairPolicy
 from scheduler.core.outputs import Output, Placed, Rejected
@@ -40,15 +40,15 @@ class Degrading(World):
 
     def _acquire(self, ask: Ask, at: float) -> None:
         policy = AGREED if ask.tenant == AGREES else None
-        relief = relief_of(policy, self.core.ladder.step(MODEL, ask.band), MODEL)
-        if relief.smaller_model is not None:
+        reductions = reductions_of(policy, self.core.ladder.step(MODEL, ask.band), MODEL)
+        if reductions.smaller_model is not None:
             self.less[Step.SMALLER_MODEL] += 1
             return
         stop, is_capped = capped(
-            StopParams(max_output_tokens=ask.num_output_tokens), relief.cap_output_tokens
+            StopParams(max_output_tokens=ask.num_output_tokens), reductions.cap_output_tokens
         )
         self.less[Step.CAP_OUTPUT] += is_capped is not None
-        most = relief.cut_prompt_tokens or ask.num_prompt_tokens
+        most = reductions.cut_prompt_tokens or ask.num_prompt_tokens
         self.less[Step.CUT_CONTEXT] += most < ask.num_prompt_tokens
         served = replace(
             ask,

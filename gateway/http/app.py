@@ -31,7 +31,7 @@ from gateway.http.parse import Call, parse_chat, parse_completion
 from gateway.http.render import ChatRenderer, CompletionRenderer, Renderer
 from gateway.http.server import ABORT
 from gateway.http.usage import usage_body
-from gateway.standings import Standings
+from gateway.limit_lookup import LimitLookup
 from gateway.usage import UsageReports
 from services.domain.errors import InvalidField, ServeError, UnknownModel
 from services.domain.ids import RequestId
@@ -56,7 +56,7 @@ class Queries(Protocol):
     @property
     def usage(self) -> UsageReports: ...
     @property
-    def standings(self) -> Standings: ...
+    def limits(self) -> LimitLookup: ...
     def served_models(self, caller: Caller) -> list[ModelState]: ...
 
 
@@ -72,7 +72,7 @@ class UseCase(Protocol):
         arrived: float | None = None,
         traceparent: str = "",
         on_slow: Callable[[], None] = ...,
-        on_standing: Callable[[Mapping[str, str]], None] = ...,
+        on_headers: Callable[[Mapping[str, str]], None] = ...,
     ) -> Events: ...
 
 
@@ -108,7 +108,7 @@ def build_app(
                 Edge,
                 authenticator=authenticator,
                 scopes={USAGE_PATH: KeyScope.USAGE},
-                standing_of=queries.standings.of,
+                limit_headers_of=queries.limits.headers_of,
             )
         ],
         exception_handlers={HTTPException: _on_route_error},
@@ -192,8 +192,8 @@ class _Door:
             headers[IGNORED_HEADER] = header_of_names(call.ignored)
         patience = Patience()
 
-        def on_standing(standing: Mapping[str, str]) -> None:
-            headers.update(standing)
+        def on_headers(told: Mapping[str, str]) -> None:
+            headers.update(told)
             request.scope[TOLD] = True
 
         sources = [
@@ -204,7 +204,7 @@ class _Door:
                 arrived=time.monotonic(),
                 traceparent=request.headers.get("traceparent", ""),
                 on_slow=patience.on_slow,
-                on_standing=on_standing,
+                on_headers=on_headers,
             )
             for each, request_id in zip(call.requests, ids, strict=True)
         ]

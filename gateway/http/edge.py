@@ -30,7 +30,7 @@ class Edge:
 
     Args:
         scopes: Path -> what a key must be for, where that is not to generate.
-        standing_of: Returns the headers that tell how a caller stands at its limits.
+        limit_headers_of: Returns the headers that tell how a caller stands at its limits.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class Edge:
         app: ASGIApp,
         authenticator: Authenticator,
         scopes: Mapping[str, KeyScope],
-        standing_of: Callable[[Caller], Awaitable[Mapping[str, str]]],
+        limit_headers_of: Callable[[Caller], Awaitable[Mapping[str, str]]],
     ) -> None:
         self._app = app
         self._authenticator = authenticator
         self._scopes = scopes
-        self._standing_of = standing_of
+        self._limit_headers_of = limit_headers_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -80,8 +80,8 @@ class Edge:
         caller = scope.get(CALLER)
         if caller is None or scope.get(TOLD) or any(name.startswith(_RATE) for name, _ in message["headers"]):
             return
-        standing = await self._standing_of(caller)
+        told = await self._limit_headers_of(caller)
         message["headers"] = [
             *message["headers"],
-            *((name.encode(), value.encode()) for name, value in standing.items()),
+            *((name.encode(), value.encode()) for name, value in told.items()),
         ]

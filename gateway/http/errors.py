@@ -7,7 +7,7 @@ import orjson
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from gateway.core.standing import duration
+from gateway.core.limit_status import duration
 from services.chassis import errors
 from services.domain.errors import Code, Draining, ServeError
 

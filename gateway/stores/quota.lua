@@ -138,7 +138,7 @@ end
 
 -- Per scope what is left of requests and tokens, and spent of its day and month: packed, since many numbers in a
 -- reply take longer than the rest of the call.
-local function standing(names)
+local function limit_status(names)
   local parts = {}
   for index, name in ipairs(names) do
     local counter = loaded[name]
@@ -178,7 +178,7 @@ function operations.reserve()
   end
   if refusal then
     note_refused(KEYS[6], ARGV[8], refusal[3] + 1)
-    refusal[7] = standing(names)
+    refusal[7] = limit_status(names)
     return refusal
   end
   take(record)
@@ -186,7 +186,7 @@ function operations.reserve()
   if has_key then
     redis.call('SET', KEYS[5], id, 'PX', REMEMBER_MS)
   end
-  return { 'ok', standing(names) }
+  return { 'ok', limit_status(names) }
 end
 
 -- Items of id, prompt, output (both as used), has key (0/1), ending, scopes, field of the usage, cached tokens,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.core.standing import Standing
+from gateway.core.limit_status import LimitStatus
 from services.domain.ids import RequestId, TenantId
 from services.domain.limits import Account
 from services.domain.usage import UsageRecord
@@ -109,7 +109,7 @@ class QuotaStore(Protocol):
     is admitted until it is refilled.
     """
 
-    async def reserve(self, reservation: Reservation) -> Standing:
+    async def reserve(self, reservation: Reservation) -> LimitStatus:
         """Take a request's worst case from all scopes or from none; the same id again changes nothing.
 
         Returns:

@@ -10,7 +10,7 @@ from importlib import resources
 from itertools import groupby
 from typing import Any, TypeVar
 
-from gateway.core.standing import ScopeState, Standing, standing_of
+from gateway.core.limit_status import LimitStatus, ScopeState, limit_status_of
 from gateway.stores.quota import (
     LEASE_S,
     Reservation,
@@ -59,7 +59,7 @@ class RedisQuota:
         parts = [folder.joinpath(name).read_text("utf-8") for name in SCRIPT]
         self._script = Script("\n".join(parts))
 
-    async def reserve(self, reservation: Reservation) -> Standing:
+    async def reserve(self, reservation: Reservation) -> LimitStatus:
         account, key = reservation.account, reservation.idempotency_key
         usage = _usage_of(account.organisation, account.tenant)
         keys = [*_keys(account.organisation), _key_of(account, key), usage]
@@ -84,13 +84,13 @@ class RedisQuota:
                 limit=limit,
                 used=used,
                 wait_s=None if wait_ms < 0 else wait_ms / 1000,
-                standing=_standing(account, packed),
+                status=_status(account, packed),
             )
         if outcome == b"duplicate":
             raise duplicate(rest[0].decode())
         if outcome == b"over":
             raise StaleAttempt(f"request {reservation.id} has ended already")
-        return _standing(account, rest[0]) if rest else Standing()  # None: it was reserved before.
+        return _status(account, rest[0]) if rest else LimitStatus()  # None: it was reserved before.
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         ordered = sorted(settlements, key=lambda one: one.account.organisation)
@@ -221,8 +221,8 @@ def _keys(organisation: TenantId) -> list[str]:
     return [f"{prefix}:leases", f"{prefix}:reservations", f"{prefix}:ended", f"{prefix}:counters"]
 
 
-def _standing(account: Account, packed: bytes) -> Standing:
-    return standing_of(account, [ScopeState(*numbers) for numbers in _STATE.iter_unpack(packed)])
+def _status(account: Account, packed: bytes) -> LimitStatus:
+    return limit_status_of(account, [ScopeState(*numbers) for numbers in _STATE.iter_unpack(packed)])
 
 
 def _usage_of(organisation: TenantId, tenant: TenantId) -> str:

@@ -6,7 +6,7 @@ Makes values; decides nothing.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.core.standing import Standing
+from gateway.core.limit_status import LimitStatus
 from gateway.stores.quota import Reservation
 from services.domain.errors import DuplicateKey, ErrorDetail, QuotaExceeded
 from services.domain.limits import Scope
@@ -41,7 +41,7 @@ def refused(
     limit: int,
     used: int,
     wait_s: float | None,
-    standing: Standing,
+    status: LimitStatus,
 ) -> QuotaExceeded:
     """Say which limit of which scope does not cover a request's worst case.
 
@@ -50,7 +50,7 @@ def refused(
         limit: Most at once: of a rate its burst.
         used: Taken of it now.
         wait_s: When as much may be there; None: never.
-        standing: Of the account now.
+        status: Of the account now.
     """
     kind, left = LIMITS[which], max(0, limit - used)
     need = kind.need(reservation)
@@ -62,7 +62,7 @@ def refused(
             quota=f"{scope.name}/{kind.name}",
             retry_after_s=wait_s,
             metadata={"scope": scope.name} | {name: str(number) for name, number in numbers.items()},
-            rate_limits=standing.headers,
+            rate_limits=status.headers,
         ),
     )
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gateway.core.standing import ScopeState, Standing, standing_of
+from gateway.core.limit_status import LimitStatus, ScopeState, limit_status_of
 from gateway.stores.quota import (
     LEASE_S,
     REMEMBER_S,
@@ -70,13 +70,13 @@ class MemoryQuota:
         self.is_down = False
         """Plays an outage."""
 
-    async def reserve(self, reservation: Reservation) -> Standing:
+    async def reserve(self, reservation: Reservation) -> LimitStatus:
         account, now = reservation.account, self._clock()
         below = self._below(account.organisation)
         if reservation.id in below.ended:
             raise StaleAttempt("over")
         if reservation.id in below.open:
-            return Standing()
+            return LimitStatus()
         key = (account.tenant, reservation.idempotency_key)
         owner, until = below.keys.get(key, (reservation.id, 0.0))
         if reservation.idempotency_key and owner != reservation.id and until > now:
@@ -90,15 +90,15 @@ class MemoryQuota:
         self._open(below, reservation)
         if reservation.idempotency_key:
             below.keys[key] = (reservation.id, now + REMEMBER_S)
-        return self._standing(below, account)
+        return self._status(below, account)
 
-    def _standing(self, below: _Organisation, account: Account) -> Standing:
+    def _status(self, below: _Organisation, account: Account) -> LimitStatus:
         states = []
         for scope in account.scopes:
             use = self._use_of(below, scope)
             left = (use.left_requests or 0, use.left_tokens or 0)
             states.append(ScopeState(*left, use.day_spent, use.month_spent))
-        return standing_of(account, states)
+        return limit_status_of(account, states)
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         for one in settlements:
@@ -186,9 +186,9 @@ class MemoryQuota:
         limits, counter, now = scope.limits, below.counters[scope.name], self._clock()
 
         def no(which: str, limit: int, used: float, wait_s: float | None) -> QuotaExceeded:
-            told = self._standing(below, wanted.account)
+            told = self._status(below, wanted.account)
             return refused(
-                wanted, scope, which, limit=limit, used=math.ceil(used), wait_s=wait_s, standing=told
+                wanted, scope, which, limit=limit, used=math.ceil(used), wait_s=wait_s, status=told
             )
 
         most = limits.max_concurrency

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from gateway.core.standing import Standing
+from gateway.core.limit_status import LimitStatus
 from gateway.stores.quota_redis import RedisQuota
 from services.chassis.errors import from_rpc_error
 from services.chassis.redis import connect
@@ -89,14 +89,14 @@ async def test_a_burst_of_calls_is_answered_one_by_one(valkey_url: str) -> None:
     store = RedisQuota(redis)
     account = simple(1000, 1_000_000)
 
-    def a_call(n: int) -> asyncio.Task[Standing]:
+    def a_call(n: int) -> asyncio.Task[LimitStatus]:
         return asyncio.create_task(store.reserve(a_reservation(account, n, 0, 1)))
 
     tasks = [a_call(n) for n in range(500)]
     for task in tasks[::5]:
         asyncio.get_running_loop().call_later(0.01, task.cancel)
     results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert {type(result) for result in results} <= {Standing, asyncio.CancelledError}
+    assert {type(result) for result in results} <= {LimitStatus, asyncio.CancelledError}
     assert (await use_of(store, account)).num_leases >= 400
     assert redis.is_up
     await asyncio.gather(*[a_call(n) for n in range(500)])

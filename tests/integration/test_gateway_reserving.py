@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from gateway.core.standing import Standing
+from gateway.core.limit_status import LimitStatus
 from gateway.stores.quota import Reservation
 from services.chassis.errors import from_rpc_error
 from services.domain.errors import DependencyDown, NoWorker, QuotaExceeded, ServeError
@@ -36,7 +36,7 @@ class GatedQuota(MemoryQuota):
         self.gate = asyncio.Event()
         self.num_asked = 0
 
-    async def reserve(self, reservation: Reservation) -> Standing:
+    async def reserve(self, reservation: Reservation) -> LimitStatus:
         self.num_asked += 1
         await self.gate.wait()
         return await super().reserve(reservation)

@@ -16,7 +16,7 @@ DEGRADED_HEADER = "x-quire-degraded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Relief:
+class Reductions:
     """None: not less than asked for."""
 
     cap_output_tokens: int | None = None
@@ -24,11 +24,11 @@ class Relief:
     smaller_model: str | None = None
 
 
-def relief_of(policy: Degradation | None, step: Step, model: str) -> Relief:
+def reductions_of(policy: Degradation | None, step: Step, model: str) -> Reductions:
     """Return what a request to `model` gets less of at `step`."""
     if policy is None:
-        return Relief()
-    return Relief(
+        return Reductions()
+    return Reductions(
         cap_output_tokens=policy.cap_output_tokens if step >= Step.CAP_OUTPUT else None,
         cut_prompt_tokens=policy.cut_prompt_tokens if step >= Step.CUT_CONTEXT else None,
         smaller_model=policy.smaller_models.get(model) if step >= Step.SMALLER_MODEL else None,

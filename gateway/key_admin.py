@@ -39,7 +39,7 @@ class NewKey:
     """The one that it replaces, with its new end."""
 
 
-class Keyring:
+class KeyAdmin:
     """See the module. Every method works on the newest state, or raises DependencyDown."""
 
     def __init__(

@@ -7,8 +7,8 @@ import pytest
 
 from gateway.core.directory import Kind, TenantDirectory
 from gateway.core.keys import ApiKey
-from gateway.keyring import Keyring
-from gateway.tenancy import TenantAdmin
+from gateway.key_admin import KeyAdmin
+from gateway.tenant_admin import TenantAdmin
 from gateway.tenant_feed import TenantFeed
 from services.domain.errors import (
     DependencyDown,
@@ -36,7 +36,7 @@ class Gateway:
         self.used: dict[str, float] = {}
         self.feed = TenantFeed(self.directory, log, lambda: self.used)
         self.admin = TenantAdmin(self.feed)
-        self.keys = Keyring(self.feed, log, SERVER_KEY, clock=lambda: 1000.0)
+        self.keys = KeyAdmin(self.feed, log, SERVER_KEY, clock=lambda: 1000.0)
 
 
 @pytest.fixture

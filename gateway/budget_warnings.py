@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from gateway.core.standing import BudgetWarning
+from gateway.core.limit_status import BudgetWarning
 from services.chassis.metrics import Metrics
 from services.domain.ids import TenantId
 
 _log = structlog.get_logger()
 
 
-class BudgetWatch:
+class BudgetWarnings:
     """Counts and logs warnings.
 
     Args:

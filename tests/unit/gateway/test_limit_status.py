@@ -3,8 +3,8 @@
 import pytest
 import structlog
 
-from gateway.budget_watch import BudgetWatch
-from gateway.core.standing import WARNING_HEADER, BudgetWarning, ScopeState, duration, standing_of
+from gateway.budget_warnings import BudgetWarnings
+from gateway.core.limit_status import WARNING_HEADER, BudgetWarning, ScopeState, duration, limit_status_of
 from services.chassis.metrics import Metrics
 from services.domain.ids import TenantId
 from services.domain.limits import Budget, Limits, Rate
@@ -21,7 +21,7 @@ def test_the_scope_with_the_least_left_is_told() -> None:
         Limits(tokens_per_minute=Rate(per_minute=6000, burst=100), requests_per_minute=Rate(per_minute=60)),
         Limits(),
     )
-    told = standing_of(account, [state(tokens=500), state(tokens=40.9, requests=59), state(tokens=1)])
+    told = limit_status_of(account, [state(tokens=500), state(tokens=40.9, requests=59), state(tokens=1)])
     assert told.headers == {
         "x-ratelimit-limit-requests": "60",
         "x-ratelimit-remaining-requests": "59",
@@ -33,8 +33,8 @@ def test_the_scope_with_the_least_left_is_told() -> None:
 
 
 def test_what_is_not_limited_is_not_told_and_a_debt_is_nothing_left() -> None:
-    assert standing_of(an_account(Limits()), [state()]).headers == {}
-    debt = standing_of(an_account(Limits(tokens_per_minute=Rate(per_minute=60))), [state(tokens=-30)])
+    assert limit_status_of(an_account(Limits()), [state()]).headers == {}
+    debt = limit_status_of(an_account(Limits(tokens_per_minute=Rate(per_minute=60))), [state(tokens=-30)])
     assert debt.headers["x-ratelimit-remaining-tokens"] == "0"
     assert debt.headers["x-ratelimit-reset-tokens"] == "1m30s"
 
@@ -42,8 +42,8 @@ def test_what_is_not_limited_is_not_told_and_a_debt_is_nothing_left() -> None:
 @pytest.mark.parametrize("hard", [False, True])
 def test_a_budget_warns_from_its_share_on(hard: bool) -> None:
     account = an_account(Limits(daily=Budget(tokens=1000, hard=hard, warn_at=0.5), monthly=Budget(tokens=10)))
-    assert standing_of(account, [state(day=499)]).warnings == []
-    told = standing_of(account, [state(day=500, month=8)])
+    assert limit_status_of(account, [state(day=499)]).warnings == []
+    told = limit_status_of(account, [state(day=500, month=8)])
     assert told.headers[WARNING_HEADER] == (
         "tenant/team/daily_budget 500 of 1000 tokens; tenant/team/monthly_budget 8 of 10 tokens"
     )
@@ -60,7 +60,7 @@ def test_times_are_written_as_openai_does(seconds: float, text: str) -> None:
 def test_each_warning_is_counted_and_logged_once_a_day() -> None:
     now = 86_400.0 * 100
     metrics = Metrics()
-    watch = BudgetWatch(metrics, lambda: now)
+    watch = BudgetWarnings(metrics, lambda: now)
     soft = BudgetWarning(scope="tenant/a", budget="daily_budget", used=9, limit=10, hard=False)
     other = BudgetWarning(scope="tenant/b", budget="daily_budget", used=9, limit=10, hard=False)
     organisation = TenantId("org")

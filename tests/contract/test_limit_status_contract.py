@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from gateway.core.standing import WARNING_HEADER, standing_of
-from gateway.standings import states_of
+from gateway.core.limit_status import WARNING_HEADER, limit_status_of
+from gateway.limit_lookup import states_of
 from gateway.stores.quota import QuotaStore
 from services.domain.errors import QuotaExceeded
 from services.domain.limits import Budget, Limits, Rate
@@ -38,10 +38,10 @@ async def test_who_reserves_nothing_is_told_the_same(store: QuotaStore) -> None:
         Limits(requests_per_minute=Rate(per_minute=10**6, burst=3), daily=Budget(tokens=1000, warn_at=0.03)),
         Limits(tokens_per_minute=Rate(per_minute=10**6)),
     )
-    before = standing_of(account, states_of(await store.use(account)))
+    before = limit_status_of(account, states_of(await store.use(account)))
     assert before.headers[LEFT.format("requests")] == "3"
     await store.settle([a_settlement(account, 1)])
-    after = standing_of(account, states_of(await store.use(account)))
+    after = limit_status_of(account, states_of(await store.use(account)))
     assert after.headers[WARNING_HEADER] == "tenant/team/daily_budget 40 of 1000 tokens"
     assert after.headers.keys() == before.headers.keys() | {WARNING_HEADER}
 

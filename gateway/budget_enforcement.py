@@ -6,9 +6,9 @@ nothing of how often it is asked.
 
 from collections.abc import Iterator, Mapping
 
-from gateway.charge import Charge
-from gateway.live import LiveRequest
+from gateway.live_request import LiveRequest
 from gateway.live_table import LiveTable
+from gateway.quota_hold import QuotaHold
 from gateway.stores.quota import Running, ScopeKey, Spent
 from services.domain.errors import BadCredential, ErrorDetail, QuotaExceeded
 from services.domain.generation import FinishReason
@@ -17,8 +17,8 @@ from services.domain.limits import Account, Budget, Scope
 _ScopeNames = tuple[str, ...]
 
 
-class Budgets:
-    """Watches the budgets of what is in the table."""
+class BudgetEnforcement:
+    """Enforces the hard budgets of what is in the table."""
 
     def __init__(self, table: LiveTable) -> None:
         self._table = table
@@ -27,10 +27,10 @@ class Budgets:
         """Return what was admitted and used so far: of every live request, or of those with a hard budget."""
         return [
             Running(
-                charge.reservation,
+                hold.reservation,
                 live.usage.prompt_tokens + live.usage.output_tokens if live.has_begun else 0,
             )
-            for live, charge, account in self._admitted()
+            for live, hold, account in self._admitted()
             if every or any(_hard_budgets(scope) for scope in account.scopes)
         ]
 
@@ -41,24 +41,24 @@ class Budgets:
             if error is not None:
                 live.stop(FinishReason.BUDGET, error)
 
-    def _admitted(self) -> Iterator[tuple[LiveRequest, Charge, Account]]:
+    def _admitted(self) -> Iterator[tuple[LiveRequest, QuotaHold, Account]]:
         """Give each admitted request with its account as the limits are now, found once for all of one."""
         known: dict[tuple[str, _ScopeNames], Account] = {}
         for live in self._table.all():
-            charge = live.charge
-            if charge is not None and charge.is_admitted:
-                account = charge.reservation.account
+            hold = live.quota_hold
+            if hold is not None and hold.is_admitted:
+                account = hold.reservation.account
                 key = (account.organisation, tuple(scope.id for scope in account.scopes))
                 if key not in known:
-                    known[key] = _now(charge)
-                yield live, charge, known[key]
+                    known[key] = _now(hold)
+                yield live, hold, known[key]
 
 
-def _now(charge: Charge) -> Account:
+def _now(hold: QuotaHold) -> Account:
     try:
-        return charge.account_now()
+        return hold.account_now()
     except BadCredential:
-        return charge.reservation.account  # The tenant is gone; what it began ends as it was agreed.
+        return hold.reservation.account  # The tenant is gone; what it began ends as it was agreed.
 
 
 def _hard_budgets(scope: Scope) -> list[tuple[str, Budget]]:

@@ -11,7 +11,7 @@ from services.domain.limits import Account
 
 
 @dataclass(slots=True, kw_only=True)
-class Charge:
+class QuotaHold:
     """A reservation that was asked for: whatever became of the answer, it is settled in the end."""
 
     reservation: Reservation

@@ -8,14 +8,15 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from gateway.attempts import Attempts
-from gateway.charge import Charge
+from gateway.attempts import Attempts, Phase
 from gateway.core.choice import Gap
 from gateway.core.deadlines import Deadlines
 from gateway.core.events import Event, Queued, Started, StillWaiting
 from gateway.core.prompt_echo import PromptEcho
 from gateway.core.retry_budget import RetryBudget
-from gateway.places import Phase, Places, Plan, Workers
+from gateway.peers import Scheduler, Workers
+from gateway.plan import Plan
+from gateway.quota_hold import QuotaHold
 from services.domain.errors import Code, ServeError, SlowReader
 from services.domain.generation import FinishReason, Usage
 from services.domain.ids import RequestId
@@ -34,7 +35,7 @@ class LiveRequest:
         arrived: float,
         deadlines: Deadlines,
         max_unread_tokens: int,
-        places: Places,
+        scheduler: Scheduler,
         workers: Workers,
         retries: RetryBudget,
         on_slow: Callable[[], None],
@@ -48,7 +49,7 @@ class LiveRequest:
             request_id,
             arrived=arrived,
             deadlines=deadlines,
-            places=places,
+            scheduler=scheduler,
             workers=workers,
             retries=retries,
             mark=mark,
@@ -63,7 +64,7 @@ class LiveRequest:
         self.waits: Queued | None = None
         """The last that was heard of its place in the queue."""
         self.has_started = False
-        self.charge: Charge | None = None
+        self.quota_hold: QuotaHold | None = None
         """What the quota may hold for it."""
         self._max_unread = max_unread_tokens
         self._on_slow, self._mark = on_slow, mark

@@ -1,45 +1,61 @@
-"""Puts together what a request asks of scheduler and worker, and what makes text of the answer.
+"""What a request asks of scheduler and worker, and what makes text of the answer.
 
 Everything is resolved by then; nothing is decided here.
 """
 
 import time
+from dataclasses import dataclass
 
-from gateway.accounts import Run
 from gateway.core.choice import Choice
 from gateway.core.detokenizer import Detokenizer
 from gateway.core.output_cap import OutputCap
 from gateway.core.prompt_echo import PromptEcho
+from gateway.core.request import GenerationRequest
 from gateway.fitting import Fitted
-from gateway.places import Plan
-from services.domain.degradation import Step
+from services.domain.degradation import Degraded, Step
 from services.domain.generation import RequestClass
-from services.domain.ids import RequestKey
+from services.domain.ids import RequestId, RequestKey
+from services.domain.tenant import Tenant
 from services.rpc.gateway_values import Acquisition, Submission
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything resolved about a request before it asks for a place."""
+
+    acquisition: Acquisition
+    submission: Submission
+    echo: PromptEcho | None
+    """Where the prompt is to be given back."""
+    choices: list[Choice]
+    model: str
+    revision: str
+    cut_tokens: int
+    degraded: tuple[Degraded, ...]
+    """What it gets less of than it asked for."""
+
+
 def make_plan(
-    run: Run,
+    request: GenerationRequest,
     fitted: Fitted,
     *,
+    request_id: RequestId,
+    tenant: Tenant,
     salt: bytes,
     request_class: RequestClass,
     budget_step: Step,
+    traceparent: str,
 ) -> Plan:
     """Say what a fitted request asks of scheduler and worker, from now on."""
-    request, live = run.request, run.live
     model, options, prompt, stop = fitted.model, fitted.options, fitted.prompt, fitted.stop
-    cap = fitted.output_cap
-    keep_records = request.num_logprobs is not None or request.return_token_ids
     # A worker takes a request without output only for its scores.
     is_scored = request.echo and (request.num_logprobs is not None or stop.max_output_tokens == 0)
-    tokenizer = model.local.tokenizer
     return Plan(
         acquisition=Acquisition(
-            key=RequestKey(live.id, 1),
-            tenant=live.tenant.id,
+            key=RequestKey(request_id, 1),
+            tenant=tenant.id,
             band=options.band,
-            weight=live.tenant.weight,
+            weight=tenant.weight,
             request_class=request_class,
             model=model.local.name,
             num_prompt_tokens=len(prompt.ids),
@@ -51,12 +67,12 @@ def make_plan(
             asked_at=time.monotonic(),
             own_salt=bool(request.cache_salt),
             cache_opt_out=request.cache_opt_out or is_scored,
-            traceparent=run.traceparent,
+            traceparent=traceparent,
             prompt_digest=prompt.digest,
             budget_step=budget_step,
         ),
         submission=Submission(
-            tenant=live.tenant.id,
+            tenant=tenant.id,
             band=options.band,
             num_choices=options.num_choices,
             prompt_ids=prompt.ids,
@@ -67,33 +83,39 @@ def make_plan(
             limits=options.limits,
             cache_opt_out=request.cache_opt_out,
             num_prompt_logprobs=(request.num_logprobs or 0) if is_scored else None,
-            traceparent=run.traceparent,
+            traceparent=traceparent,
         ),
-        echo=PromptEcho(
-            prompt.ids,
-            tokenizer.token_bytes,
-            text=request.prompt,
-            keep_records=keep_records,
-            is_scored=is_scored,
-        )
-        if request.echo
-        else None,
-        choices=[
-            Choice(
-                index,
-                Detokenizer(
-                    tokenizer.token_bytes,
-                    stops=options.stop,
-                    include_stop=request.include_stop,
-                    stop_token_ids=options.stop_token_ids,
-                    keep_records=keep_records,
-                ),
-                None if cap is None else OutputCap(cap),
-            )
-            for index in range(options.num_choices)
-        ],
+        echo=_echo(request, fitted, is_scored=is_scored) if request.echo else None,
+        choices=[_choice(index, request, fitted) for index in range(options.num_choices)],
         model=model.local.name,
         revision=model.state.revision,
         cut_tokens=prompt.cut_tokens,
         degraded=fitted.degraded,
     )
+
+
+def _echo(request: GenerationRequest, fitted: Fitted, *, is_scored: bool) -> PromptEcho:
+    return PromptEcho(
+        fitted.prompt.ids,
+        fitted.model.local.tokenizer.token_bytes,
+        text=request.prompt,
+        keep_records=_keeps_records(request),
+        is_scored=is_scored,
+    )
+
+
+def _choice(index: int, request: GenerationRequest, fitted: Fitted) -> Choice:
+    detokenizer = Detokenizer(
+        fitted.model.local.tokenizer.token_bytes,
+        stops=fitted.options.stop,
+        include_stop=request.include_stop,
+        stop_token_ids=fitted.options.stop_token_ids,
+        keep_records=_keeps_records(request),
+    )
+    cap = fitted.output_cap
+    return Choice(index, detokenizer, None if cap is None else OutputCap(cap))
+
+
+def _keeps_records(request: GenerationRequest) -> bool:
+    """Say whether the caller wants more of each token than its text."""
+    return request.num_logprobs is not None or request.return_token_ids

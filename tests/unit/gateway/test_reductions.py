@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.core.output_cap import GRACE_TOKENS
-from gateway.core.relief import Relief, capped, headers_of, relief_of
+from gateway.core.reductions import Reductions, capped, headers_of, reductions_of
 from services.domain.degradation import Degradation, Degraded, Step
 from services.domain.generation import StopParams
 
@@ -11,22 +11,24 @@ POLICY = Degradation(cap_output_tokens=100, cut_prompt_tokens=2000, smaller_mode
 
 
 @pytest.mark.parametrize(
-    ("step", "relief"),
+    ("step", "reductions"),
     [
-        (Step.BATCH_WAIT, Relief()),
-        (Step.CAP_OUTPUT, Relief(cap_output_tokens=100)),
-        (Step.CUT_CONTEXT, Relief(cap_output_tokens=100, cut_prompt_tokens=2000)),
-        (Step.REFUSE, Relief(cap_output_tokens=100, cut_prompt_tokens=2000, smaller_model="small")),
+        (Step.BATCH_WAIT, Reductions()),
+        (Step.CAP_OUTPUT, Reductions(cap_output_tokens=100)),
+        (Step.CUT_CONTEXT, Reductions(cap_output_tokens=100, cut_prompt_tokens=2000)),
+        (Step.REFUSE, Reductions(cap_output_tokens=100, cut_prompt_tokens=2000, smaller_model="small")),
     ],
 )
-def test_a_step_holds_those_below_it(step: Step, relief: Relief) -> None:
-    assert relief_of(POLICY, step, "large") == relief
+def test_a_step_holds_those_below_it(step: Step, reductions: Reductions) -> None:
+    assert reductions_of(POLICY, step, "large") == reductions
 
 
 def test_only_what_a_tenant_agreed_to_is_less() -> None:
-    assert relief_of(None, Step.REFUSE, "large") == Relief()
-    assert relief_of(Degradation(cut_prompt_tokens=7), Step.REFUSE, "large") == Relief(cut_prompt_tokens=7)
-    assert relief_of(POLICY, Step.REFUSE, "another").smaller_model is None
+    assert reductions_of(None, Step.REFUSE, "large") == Reductions()
+    assert reductions_of(Degradation(cut_prompt_tokens=7), Step.REFUSE, "large") == Reductions(
+        cut_prompt_tokens=7
+    )
+    assert reductions_of(POLICY, Step.REFUSE, "another").smaller_model is None
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from gateway.budget_pressure import FRESH_S, BudgetPressure
+from gateway.budget_degradation import FRESH_S, BudgetDegradation
 from gateway.core import budget_ladder
 from gateway.core.auth import Authenticator
 from gateway.core.budget_ladder import GAP, next_step, thresholds
 from gateway.core.directory import TenantDirectory
+from gateway.core.limit_status import LimitStatus
 from gateway.core.request import Caller
-from gateway.core.standing import Standing
-from gateway.standings import Standings
+from gateway.limit_lookup import LimitLookup
 from services.chassis.metrics import Metrics
 from services.domain.degradation import Degradation, Step
 from services.domain.ids import RequestId, TenantId
@@ -67,8 +67,8 @@ class Team:
         self.store = MemoryQuota(lambda: self.now)
         self.auth = Authenticator(TenantDirectory([self.tenant]), b"key", lambda: self.now)
         self.metrics = Metrics()
-        standings = Standings(auth=self.auth, quota=self.store)
-        self.pressure = BudgetPressure(standings, self.metrics, lambda: self.now)
+        limits = LimitLookup(auth=self.auth, quota=self.store)
+        self.pressure = BudgetDegradation(limits, self.metrics, lambda: self.now)
         self.caller = Caller(tenant=self.tenant.id, key_id="")
         self._number = 0
 
@@ -81,9 +81,9 @@ class Team:
         account = self.auth.account_of(self.caller)
         await self.store.settle([a_settlement(account, self._number, prompt=tokens, output=0)])
         asked = a_reservation(account, RequestId(f"then-{self._number}"), prompt=0, output=0)
-        standing = await self.store.reserve(asked)
+        status = await self.store.reserve(asked)
         if not elsewhere:
-            self.pressure.told(self.tenant, standing)
+            self.pressure.told(self.tenant, status)
 
 
 async def test_it_climbs_as_the_budget_is_overdrawn_and_stands_on_the_ground_the_next_day() -> None:
@@ -122,5 +122,5 @@ async def test_only_soft_budgets_of_who_agreed_press(degradation: Degradation | 
     team = Team(degradation, hard=hard)
     await team.spend(999)
     assert await team.step() is Step.NONE
-    team.pressure.told(team.tenant, Standing(soft_spent=None))
+    team.pressure.told(team.tenant, LimitStatus(soft_spent=None))
     assert await team.step() is Step.NONE

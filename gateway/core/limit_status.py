@@ -40,7 +40,7 @@ class BudgetWarning:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class LimitStatus:
     """What an answer tells of limits; empty while the store does not answer."""
 
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Standing:
     store did not say."""
 
 
-def standing_of(account: Account, states: Sequence[ScopeState]) -> Standing:
+def limit_status_of(account: Account, states: Sequence[ScopeState]) -> LimitStatus:
     """Say how `account` stands, whose scopes have `states` in the same order."""
     headers: dict[str, str] = {}
     pairs = [(scope.limits, state) for scope, state in zip(account.scopes, states, strict=True)]
@@ -70,7 +70,7 @@ def standing_of(account: Account, states: Sequence[ScopeState]) -> Standing:
         if scope.kind in own
         for part in _soft_parts(scope.limits, state)
     ]
-    return Standing(headers, warnings, max(soft, default=0.0))
+    return LimitStatus(headers, warnings, max(soft, default=0.0))
 
 
 def is_told(limits: Limits) -> bool:

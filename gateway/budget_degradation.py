@@ -2,7 +2,7 @@
 
 Listens to what reservations tell and asks the store for what it has not heard lately, so that a gateway that
 has just begun, and the first request of a new day, go by what is true. Keeps a step for each tenant; what a
-step does to a request is `core.relief`'s, where it begins `core.budget_ladder`'s.
+step does to a request is `core.reductions`'s, where it begins `core.budget_ladder`'s.
 """
 
 import time
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import structlog
 
 from gateway.core.budget_ladder import STEPS, next_step
+from gateway.core.limit_status import LimitStatus
 from gateway.core.request import Caller
-from gateway.core.standing import Standing
-from gateway.standings import Standings
+from gateway.limit_lookup import LimitLookup
 from services.chassis.metrics import Metrics
 from services.domain.degradation import Step
 from services.domain.ids import TenantId
@@ -33,7 +33,7 @@ class _Heard:
     at: float = float("-inf")
 
 
-class BudgetPressure:
+class BudgetDegradation:
     """See the module.
 
     Args:
@@ -41,9 +41,9 @@ class BudgetPressure:
     """
 
     def __init__(
-        self, standings: Standings, metrics: Metrics, clock: Callable[[], float] = time.monotonic
+        self, limits: LimitLookup, metrics: Metrics, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._standings = standings
+        self._limits = limits
         self._clock = clock
         self._gauge = metrics.gauge(
             "quire_budget_degraded_tenants", "Tenants that get less for a spent soft budget", ("step",)
@@ -60,12 +60,12 @@ class BudgetPressure:
         heard = self._heard.setdefault(tenant.id, _Heard())
         if self._clock() - heard.at >= FRESH_S:
             heard.at = self._clock()  # Others need not ask at the same time, nor again while nobody answers.
-            self.told(tenant, await self._standings.standing(caller))
+            self.told(tenant, await self._limits.status_of(caller))
         return heard.step
 
-    def told(self, tenant: Tenant, standing: Standing) -> None:
+    def told(self, tenant: Tenant, status: LimitStatus) -> None:
         """A reservation of a tenant says what it has spent."""
-        budget_at, spent = _budget_at(tenant), standing.soft_spent
+        budget_at, spent = _budget_at(tenant), status.soft_spent
         if budget_at is None or spent is None:
             return
         heard = self._heard.setdefault(tenant.id, _Heard())

@@ -1,4 +1,4 @@
-"""What a request cost and how it ended: receipt, charge, log values, from one place.
+"""What a request cost and how it ended: receipt, bill, log values, from one place.
 
 Reads a finished run; changes nothing.
 """
@@ -10,8 +10,8 @@ from typing import Any
 from gateway.core.ending import Ending, Failed
 from gateway.core.events import Receipt
 from gateway.core.request import GenerationRequest
-from gateway.live import LiveRequest
-from gateway.observation import Outcome
+from gateway.live_request import LiveRequest
+from gateway.metrics import Outcome
 from services.chassis.telemetry import trace_id
 from services.domain.block_hash import BLOCK_SIZE
 from services.domain.degradation import Degraded, degraded_of

@@ -8,37 +8,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.core.auth import Authenticator
+from gateway.core.limit_status import LimitStatus, ScopeState, is_told, limit_status_of
 from gateway.core.request import Caller
-from gateway.core.standing import ScopeState, Standing, is_told, standing_of
 from gateway.stores.quota import QuotaStore, ScopeUse
 from services.domain.errors import BadCredential, DependencyDown
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standings:
+class LimitLookup:
     """See the module."""
 
     auth: Authenticator
     quota: QuotaStore
 
-    async def of(self, caller: Caller) -> Mapping[str, str]:
+    async def headers_of(self, caller: Caller) -> Mapping[str, str]:
         """Return the headers (metadata) that tell how `caller` stands now."""
-        return (await self.standing(caller)).headers
+        return (await self.status_of(caller)).headers
 
-    async def standing(self, caller: Caller) -> Standing:
+    async def status_of(self, caller: Caller) -> LimitStatus:
         """Return how `caller` stands now, as its tenant, parents and key."""
         try:
             account = self.auth.account_of(caller)
             if not any(is_told(scope.limits) for scope in account.scopes):
-                return Standing(soft_spent=0.0)
+                return LimitStatus(soft_spent=0.0)
             uses = await self.quota.use(account)
         except (BadCredential, DependencyDown):
-            return Standing()
-        return standing_of(account, states_of(uses))
+            return LimitStatus()
+        return limit_status_of(account, states_of(uses))
 
 
 def states_of(uses: Sequence[ScopeUse]) -> list[ScopeState]:
-    """Return what a standing is made of."""
+    """Return what a `LimitStatus` is made of."""
     return [
         ScopeState(use.left_requests or 0, use.left_tokens or 0, use.day_spent, use.month_spent)
         for use in uses
