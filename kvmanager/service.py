@@ -93,6 +93,7 @@ class KvManagerService(kvmanager_pb2_grpc.KvManagerServiceServicer):
         first = await self._first_message(requests)
         check_peer(first.hello)
         outbox: Outbox[pb.MatchResponse] = Outbox()
+        outbox.gathers = first.hello.reads_several
         outbox.put_nowait(pb.MatchResponse(welcome=self._peer()))
         outbox.put_nowait(self._caps())
         _log.info("scheduler_connected", scheduler=first.hello.name, epoch=first.hello.epoch)

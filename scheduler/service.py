@@ -70,6 +70,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         hello = (await first_message(requests)).hello
         convert.check_peer(hello.peer)
         gateway, session = GatewayId(hello.peer.name), _GatewaySession(self._dispatcher)
+        session.outbox.gathers = hello.peer.reads_several
         bands = self._dispatcher.core.rules.bands
         welcome = pb.GatewayWelcome(peer=self._peer(), term=self._dispatcher.term, bands=bands.names)
         session.outbox.put_nowait(pb.ConnectGatewayResponse(welcome=welcome))

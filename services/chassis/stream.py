@@ -13,6 +13,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 import grpc
 import structlog
 
+from services.chassis.gather import each, take_together
 from services.chassis.ticks import next_tick
 from services.domain.errors import DependencyDown, ServeError
 
@@ -41,6 +42,8 @@ class Outbox(Generic[T]):
         self._max_items = max_items
         self._ready = asyncio.Event()
         self._closed = False
+        self.gathers = False
+        """The peer reads several messages as one (`gather`); to be set once it has said so."""
         self.overflowed = False
         """It was closed because it was full."""
         self.num_dropped = 0
@@ -80,7 +83,7 @@ class Outbox(Generic[T]):
                 raise StopAsyncIteration
             self._ready.clear()
             await self._ready.wait()
-        return self._items.popleft()
+        return take_together(self._items) if self.gathers else self._items.popleft()
 
 
 class Liveness:
@@ -218,7 +221,8 @@ async def _read(messages: AsyncIterator[In], on_message: Callable[[In], None], l
     try:
         async for message in messages:
             liveness.saw(time.monotonic())
-            on_message(message)
+            for one in each(message):
+                on_message(one)
     except asyncio.CancelledError as exc:
         # gRPC raises this too when the call, not the task, was cancelled.
         task = asyncio.current_task()

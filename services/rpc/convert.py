@@ -30,7 +30,9 @@ def key_from_pb(key: types_pb2.RequestKey) -> RequestKey:
 
 
 def peer_to_pb(name: str, epoch: Epoch, build: str) -> types_pb2.Peer:
-    return types_pb2.Peer(name=name, epoch=epoch, protocol_version=PROTOCOL_VERSION, build=build)
+    return types_pb2.Peer(
+        name=name, epoch=epoch, protocol_version=PROTOCOL_VERSION, build=build, reads_several=True
+    )
 
 
 def check_peer(peer: types_pb2.Peer) -> None:

@@ -136,6 +136,8 @@ class SchedulerLink:
         self.term = welcome.term
         self.bands = Bands(tuple(welcome.bands)) if welcome.bands else Bands()
         self._connected = True
+        if self._outbox is not None:
+            self._outbox.gathers = welcome.peer.reads_several
         self._on_change()
         _log.info("scheduler_connected", term=welcome.term, num_waiting=len(self._waiting))
 

@@ -109,6 +109,8 @@ class KvManagerLink:
         kind = message.WhichOneof("message")
         if kind == "welcome":
             convert.check_peer(message.welcome)
+            if self._outbox is not None:
+                self._outbox.gathers = message.welcome.reads_several
             self._on_connected(True)
         elif kind == "caps":
             self._on_caps({TenantId(tenant): pages for tenant, pages in message.caps.max_pages.items()})

@@ -20,6 +20,7 @@ from protos.kvmanager.v1 import kvmanager_pb2 as pb
 from protos.kvmanager.v1 import kvmanager_pb2_grpc
 from protos.types.v1 import types_pb2
 from services.chassis.errors import ErrorInterceptor
+from services.chassis.gather import each
 from services.chassis.grpc import bind, create_channel, create_server
 from services.chassis.lifecycle import epoch
 from services.chassis.metrics import Metrics
@@ -56,8 +57,7 @@ class Served:
         call = self.stub.Match(outbox)
         answers: list[pb.MatchAnswer] = []
         async for message in call:
-            if message.WhichOneof("message") == "answer":
-                answers.append(message.answer)
+            answers += [one.answer for one in each(message) if one.HasField("answer")]
             if len(answers) == num_queries:
                 break
         call.cancel()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, Self
 
 import grpc
@@ -11,6 +11,7 @@ from protos.kvmanager.v1 import kvmanager_pb2, kvmanager_pb2_grpc
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1 import scheduler_pb2_grpc
 from protos.types.v1 import types_pb2
+from services.chassis.gather import each
 from services.chassis.stream import Outbox
 from services.domain.ids import Epoch
 from services.rpc.convert import peer_to_pb
@@ -74,10 +75,11 @@ class _Peer:
     async def _read(self) -> None:
         try:
             async for message in self._stream:
-                kind = message.WhichOneof("message")
                 async with self._changed:
-                    self.heard[kind].append(getattr(message, kind))
-                    self.on_message(kind, getattr(message, kind))
+                    for one in each(message):
+                        kind = one.WhichOneof("message")
+                        self.heard[kind].append(getattr(one, kind))
+                        self.on_message(kind, getattr(one, kind))
                     self._changed.notify_all()
         except grpc.aio.AioRpcError as error:
             self.error = error
@@ -105,6 +107,11 @@ class FakeGateway(_Peer):
 
     def abandon(self, key: types_pb2.RequestKey, seq: int | None = None) -> None:
         self.outbox.put_nowait(pb.ConnectGatewayRequest(abandon=pb.Abandon(key=key, seq=seq)))
+
+    def on_message(self, kind: str, message: Any) -> None:
+        super().on_message(kind, message)
+        if kind == "welcome":
+            self.outbox.gathers = message.peer.reads_several
 
     def heartbeat(self) -> None:
         if self.answering:
@@ -181,16 +188,21 @@ class FakeKvManager(kvmanager_pb2_grpc.KvManagerServiceServicer):
         self, requests: AsyncIterator[kvmanager_pb2.MatchRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[kvmanager_pb2.MatchResponse]:
         async for request in requests:
-            kind = request.WhichOneof("message")
-            if kind == "hello":
-                yield kvmanager_pb2.MatchResponse(welcome=peer_to_pb("kvmanager", Epoch(1), "test"))
-                yield kvmanager_pb2.MatchResponse(caps=kvmanager_pb2.Caps(max_pages={"capped": 4}))
-            elif kind == "heartbeat":
-                yield kvmanager_pb2.MatchResponse(heartbeat=types_pb2.Heartbeat())
-            else:
-                self.questions.append(request.query)
-                if self.answering:
-                    yield kvmanager_pb2.MatchResponse(answer=self._answer(request.query.id))
+            for one in each(request):
+                for answer in self._answers(one):
+                    yield answer
+
+    def _answers(self, request: kvmanager_pb2.MatchRequest) -> Iterator[kvmanager_pb2.MatchResponse]:
+        kind = request.WhichOneof("message")
+        if kind == "hello":
+            yield kvmanager_pb2.MatchResponse(welcome=peer_to_pb("kvmanager", Epoch(1), "test"))
+            yield kvmanager_pb2.MatchResponse(caps=kvmanager_pb2.Caps(max_pages={"capped": 4}))
+        elif kind == "heartbeat":
+            yield kvmanager_pb2.MatchResponse(heartbeat=types_pb2.Heartbeat())
+        else:
+            self.questions.append(request.query)
+            if self.answering:
+                yield kvmanager_pb2.MatchResponse(answer=self._answer(request.query.id))
 
     def _answer(self, query_id: int) -> kvmanager_pb2.MatchAnswer:
         matches = [

@@ -176,14 +176,16 @@ class NeedSnapshot(_message.Message):
     def __init__(self) -> None: ...
 
 class MatchRequest(_message.Message):
-    __slots__ = ("hello", "query", "heartbeat")
+    __slots__ = ("hello", "query", "heartbeat", "several")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     QUERY_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    SEVERAL_FIELD_NUMBER: _ClassVar[int]
     hello: _types_pb2.Peer
     query: MatchQuery
     heartbeat: _types_pb2.Heartbeat
-    def __init__(self, hello: _Optional[_Union[_types_pb2.Peer, _Mapping]] = ..., query: _Optional[_Union[MatchQuery, _Mapping]] = ..., heartbeat: _Optional[_Union[_types_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
+    several: _containers.RepeatedCompositeFieldContainer[MatchRequest]
+    def __init__(self, hello: _Optional[_Union[_types_pb2.Peer, _Mapping]] = ..., query: _Optional[_Union[MatchQuery, _Mapping]] = ..., heartbeat: _Optional[_Union[_types_pb2.Heartbeat, _Mapping]] = ..., several: _Optional[_Iterable[_Union[MatchRequest, _Mapping]]] = ...) -> None: ...
 
 class MatchQuery(_message.Message):
     __slots__ = ("id", "hashes", "tenant", "own_salt", "namespace", "traceparent")
@@ -202,16 +204,18 @@ class MatchQuery(_message.Message):
     def __init__(self, id: _Optional[int] = ..., hashes: _Optional[bytes] = ..., tenant: _Optional[str] = ..., own_salt: _Optional[bool] = ..., namespace: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class MatchResponse(_message.Message):
-    __slots__ = ("welcome", "answer", "heartbeat", "caps")
+    __slots__ = ("welcome", "answer", "heartbeat", "caps", "several")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     CAPS_FIELD_NUMBER: _ClassVar[int]
+    SEVERAL_FIELD_NUMBER: _ClassVar[int]
     welcome: _types_pb2.Peer
     answer: MatchAnswer
     heartbeat: _types_pb2.Heartbeat
     caps: Caps
-    def __init__(self, welcome: _Optional[_Union[_types_pb2.Peer, _Mapping]] = ..., answer: _Optional[_Union[MatchAnswer, _Mapping]] = ..., heartbeat: _Optional[_Union[_types_pb2.Heartbeat, _Mapping]] = ..., caps: _Optional[_Union[Caps, _Mapping]] = ...) -> None: ...
+    several: _containers.RepeatedCompositeFieldContainer[MatchResponse]
+    def __init__(self, welcome: _Optional[_Union[_types_pb2.Peer, _Mapping]] = ..., answer: _Optional[_Union[MatchAnswer, _Mapping]] = ..., heartbeat: _Optional[_Union[_types_pb2.Heartbeat, _Mapping]] = ..., caps: _Optional[_Union[Caps, _Mapping]] = ..., several: _Optional[_Iterable[_Union[MatchResponse, _Mapping]]] = ...) -> None: ...
 
 class Caps(_message.Message):
     __slots__ = ("max_pages",)

@@ -20,16 +20,18 @@ BREAKER_OPEN: Breaker
 BREAKER_HALF_OPEN: Breaker
 
 class ConnectGatewayRequest(_message.Message):
-    __slots__ = ("hello", "acquire", "abandon", "heartbeat")
+    __slots__ = ("hello", "acquire", "abandon", "heartbeat", "several")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ACQUIRE_FIELD_NUMBER: _ClassVar[int]
     ABANDON_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    SEVERAL_FIELD_NUMBER: _ClassVar[int]
     hello: GatewayHello
     acquire: Acquire
     abandon: Abandon
     heartbeat: _types_pb2.Heartbeat
-    def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., acquire: _Optional[_Union[Acquire, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., heartbeat: _Optional[_Union[_types_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
+    several: _containers.RepeatedCompositeFieldContainer[ConnectGatewayRequest]
+    def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., acquire: _Optional[_Union[Acquire, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., heartbeat: _Optional[_Union[_types_pb2.Heartbeat, _Mapping]] = ..., several: _Optional[_Iterable[_Union[ConnectGatewayRequest, _Mapping]]] = ...) -> None: ...
 
 class GatewayHello(_message.Message):
     __slots__ = ("peer", "waiting")
@@ -90,20 +92,22 @@ class Abandon(_message.Message):
     def __init__(self, key: _Optional[_Union[_types_pb2.RequestKey, _Mapping]] = ..., seq: _Optional[int] = ...) -> None: ...
 
 class ConnectGatewayResponse(_message.Message):
-    __slots__ = ("welcome", "queued", "placement", "rejected", "models", "heartbeat")
+    __slots__ = ("welcome", "queued", "placement", "rejected", "models", "heartbeat", "several")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    SEVERAL_FIELD_NUMBER: _ClassVar[int]
     welcome: GatewayWelcome
     queued: Queued
     placement: Placement
     rejected: Rejected
     models: Models
     heartbeat: _types_pb2.Heartbeat
-    def __init__(self, welcome: _Optional[_Union[GatewayWelcome, _Mapping]] = ..., queued: _Optional[_Union[Queued, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., models: _Optional[_Union[Models, _Mapping]] = ..., heartbeat: _Optional[_Union[_types_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
+    several: _containers.RepeatedCompositeFieldContainer[ConnectGatewayResponse]
+    def __init__(self, welcome: _Optional[_Union[GatewayWelcome, _Mapping]] = ..., queued: _Optional[_Union[Queued, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., models: _Optional[_Union[Models, _Mapping]] = ..., heartbeat: _Optional[_Union[_types_pb2.Heartbeat, _Mapping]] = ..., several: _Optional[_Iterable[_Union[ConnectGatewayResponse, _Mapping]]] = ...) -> None: ...
 
 class GatewayWelcome(_message.Message):
     __slots__ = ("peer", "term", "bands")

@@ -233,16 +233,18 @@ class Failure(_message.Message):
     def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ..., retry_after_s: _Optional[float] = ..., quota: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Peer(_message.Message):
-    __slots__ = ("name", "epoch", "protocol_version", "build")
+    __slots__ = ("name", "epoch", "protocol_version", "build", "reads_several")
     NAME_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     BUILD_FIELD_NUMBER: _ClassVar[int]
+    READS_SEVERAL_FIELD_NUMBER: _ClassVar[int]
     name: str
     epoch: int
     protocol_version: int
     build: str
-    def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ..., protocol_version: _Optional[int] = ..., build: _Optional[str] = ...) -> None: ...
+    reads_several: bool
+    def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ..., protocol_version: _Optional[int] = ..., build: _Optional[str] = ..., reads_several: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ()
