@@ -62,7 +62,7 @@ def limit_status_of(account: Account, states: Sequence[ScopeState]) -> LimitStat
         for warning in _warnings(scope.name, scope.limits, state)
     ]
     if warnings:
-        headers[WARNING_HEADER] = "; ".join(map(str, warnings))
+        headers[WARNING_HEADER] = header_text("; ".join(map(str, warnings)))
     own = (ScopeKind.TENANT, ScopeKind.PARENT)
     soft = [
         part
@@ -71,6 +71,14 @@ def limit_status_of(account: Account, states: Sequence[ScopeState]) -> LimitStat
         for part in _soft_parts(scope.limits, state)
     ]
     return LimitStatus(headers, warnings, max(soft, default=0.0))
+
+
+def header_text(text: str) -> str:
+    """Return `text` with a question mark for each character that headers and metadata cannot hold.
+
+    Names of models and aliases are somebody's words.
+    """
+    return "".join(char if " " <= char <= "~" else "?" for char in text)
 
 
 def is_told(limits: Limits) -> bool:

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from gateway.core.limit_status import header_text
 from gateway.core.output_cap import GRACE_TOKENS
 from services.domain.degradation import Degradation, Degraded, Step
 from services.domain.generation import StopParams
@@ -43,13 +44,9 @@ def unheld(step: Step, batch_wait_s: float) -> list[Degraded]:
 
 
 def headers_of(degraded: Iterable[Degraded]) -> Mapping[str, str]:
-    """Return what an answer's head tells of the steps a request felt, nothing where there are none.
-
-    Names of models are somebody's words: what a header cannot hold is a question mark there.
-    """
-    value = "; ".join(map(str, degraded))
-    plain = "".join(char if " " <= char <= "~" else "?" for char in value)
-    return {DEGRADED_HEADER: plain} if plain else {}
+    """Return what an answer's head tells of the steps a request felt, nothing where there are none."""
+    value = header_text("; ".join(map(str, degraded)))
+    return {DEGRADED_HEADER: value} if value else {}
 
 
 def capped(stop: StopParams, cap: int | None) -> tuple[StopParams, Degraded | None]:

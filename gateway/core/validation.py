@@ -12,6 +12,7 @@ from services.domain.bands import Bands
 from services.domain.capacity import Capacity
 from services.domain.errors import InvalidField, PromptTooLong
 from services.domain.generation import (
+    LEAST_FACTOR,
     MAX_CHOICES,
     MAX_LOGPROBS,
     MAX_STOP_STRINGS,
@@ -190,10 +191,10 @@ def _sampling(
         num_logprobs=num_logprobs,
     )
     _within("sampling.temperature", params.temperature, 0, 2)
-    _above("sampling.top_p", params.top_p, 0, 1)
+    _within("sampling.top_p", params.top_p, LEAST_FACTOR, 1)
     _within("sampling.top_k", params.top_k, 0, model.vocab_size)
     _within("sampling.min_p", params.min_p, 0, 1)
-    _above("sampling.repetition_penalty", params.repetition_penalty, 0, 10)
+    _within("sampling.repetition_penalty", params.repetition_penalty, LEAST_FACTOR, 10)
     _within("sampling.presence_penalty", params.presence_penalty, -2, 2)
     _within("sampling.frequency_penalty", params.frequency_penalty, -2, 2)
     _within("sampling.seed", params.seed, 0, MAX_SEED)
@@ -214,11 +215,6 @@ def _within(field: str, value: float, low: float, high: float) -> None:
     # Also false for NaN.
     if not low <= value <= high:
         _refuse(field, f"{low} to {high}", value)
-
-
-def _above(field: str, value: float, low: float, high: float) -> None:
-    if not low < value <= high:
-        _refuse(field, f"above {low}, up to {high}", value)
 
 
 def _refuse(field: str, rule: str, given: object) -> None:

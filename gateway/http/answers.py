@@ -5,6 +5,7 @@ Knows the order of chunks and how several prompts share one answer; shapes are `
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -44,7 +45,8 @@ class Answer:
         self._serialized = serialized
         self._created = int(time.time())
         self._total = Total()
-        self._choices = [Choice() for _ in range(len(call.requests) * call.num_choices)]
+        # Made when the use case tells of them: until it has checked `n`, that is any number.
+        self._choices: defaultdict[int, Choice] = defaultdict(Choice)
 
     async def whole(self, sources: Sequence[Events]) -> bytes:
         """Return the complete body once every prompt has its receipt."""
@@ -53,8 +55,8 @@ class Answer:
                 self._take(prompt, event)
         began = time.perf_counter()
         choices = [
-            self._renderer.choice(index, choice, logprobs=self._call.logprobs)
-            for index, choice in enumerate(self._choices)
+            self._renderer.choice(index, self._choices[index], logprobs=self._call.logprobs)
+            for index in range(self._index(len(self._call.requests), 0))
         ]
         body = self._envelope(self._renderer.object, choices) | {"usage": self._total.render()}
         data = orjson.dumps(body)

@@ -13,13 +13,16 @@ from asyncio import Transport
 from collections.abc import Iterator
 from typing import Any
 
+import orjson
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.http.credentials import names_of
+from gateway.http.errors import body_of
 from services.chassis.grpc import require_free_port
 from services.chassis.ticks import until_tick
+from services.domain.errors import InvalidField
 
 CERTIFICATE = "quire.certificate"
 """Key in the scope of the names in the certificate that the caller has shown."""
@@ -33,6 +36,12 @@ KEEP_ALIVE_S = 75.0
 BACKLOG = 2048
 STOP_GRACE_S = 1.0
 """Seconds for answers on their way when the door is closed."""
+
+
+_BAD_REQUEST = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+    b"connection: close\r\ncontent-length: %d\r\n\r\n"
+)
 
 
 class HttpServer:
@@ -152,6 +161,12 @@ class _Protocol(HttpToolsProtocol):
         super().data_received(data)
         if self._head_timer is not None and self._head_bytes > MAX_HEAD_BYTES:
             self.transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP in the words of every other refusal."""
+        body = orjson.dumps(body_of(InvalidField("request", "must be a valid HTTP/1.1 request")))
+        self.transport.write(_BAD_REQUEST % len(body) + body)
+        self.transport.close()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from services.chassis.fatal import ConfigError
+from services.commands.yaml_text import from_yaml
 from services.domain.tenant_document import FIELDS, tenant_to_document, tenants_from_documents
 
 
@@ -31,7 +32,7 @@ def with_fields(document: Mapping[str, Any], assignments: Sequence[str]) -> dict
             known = target.get(part)
             target[part] = target = {**known} if isinstance(known, Mapping) else {}
         if value:
-            target[name] = _value(text, value)
+            target[name] = from_yaml(value, f"the value of {path} is no YAML")
         else:
             target.pop(name, None)
     return changed
@@ -46,19 +47,12 @@ def read_tenants(file: str) -> list[Any]:
     """
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text("utf-8")
-        document = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+    except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"cannot read {file}: {exc}") from exc
+    document = from_yaml(text, f"cannot read {file}")
     if not isinstance(document, dict) or set(document) != {"tenants"}:
         raise ConfigError(f"{file}: must be a table with one list, `tenants`")
     return [tenant_to_document(tenant) for tenant in tenants_from_documents(document["tenants"])]
-
-
-def _value(text: str, value: str) -> Any:
-    try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError as exc:
-        raise ConfigError(f"{text!r}: the value is no YAML") from exc
 
 
 def to_yaml(value: Any) -> str:

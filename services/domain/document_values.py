@@ -17,12 +17,13 @@ Reader = Callable[[str, object], Any]
 # Ids go into Redis keys inside a hash tag, so no brace may be in one.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _MAX_SHOWN = 80
+_MAX_COMPARED = 256
+"""Characters: comparing takes time by their square, and whoever sent them has the reader wait."""
 
 
 def refused(where: str, rule: str, value: object, nearest: object) -> InvalidField:
     """Return the refusal of a value."""
-    shown = repr(value)
-    message = f"must be {rule}, got {shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + '…'}"
+    message = f"must be {rule}, got {_shown(value)}"
     metadata = {"rule": rule}
     if nearest is not None:
         message += f"; nearest valid: {nearest}"
@@ -32,8 +33,18 @@ def refused(where: str, rule: str, value: object, nearest: object) -> InvalidFie
     return error
 
 
+def _shown(value: object) -> str:
+    try:
+        shown = repr(value)
+    except ValueError:  # A number of more digits than Python writes.
+        return f"an {type(value).__name__}"
+    return shown if len(shown) <= _MAX_SHOWN else shown[:_MAX_SHOWN] + "…"
+
+
 def nearest_name(given: str, known: Collection[str]) -> str | None:
     """Return the known name that is most like `given`."""
+    if len(given) > _MAX_COMPARED:
+        return None
     close = difflib.get_close_matches(given, sorted(known), n=1, cutoff=0.5)
     return close[0] if close else None
 

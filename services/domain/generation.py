@@ -12,6 +12,8 @@ MAX_CHOICES = 16
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_BANDS = 8
+LEAST_FACTOR = 2.0**-30
+"""Of what must be above 0, `top_p` and the repetition penalty; the same number in 32 bits."""
 
 
 class Band(int):
@@ -54,7 +56,7 @@ class SamplingParams:
     temperature: float = 1.0
     """0 is greedy (the lowest id wins a tie). 0..2."""
     top_p: float = 1.0
-    """(0, 1]; 1 is off."""
+    """`LEAST_FACTOR`..1; 1 is off."""
     top_k: int = 0
     """0 is off."""
     min_p: float = 0.0

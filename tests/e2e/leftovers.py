@@ -55,4 +55,5 @@ async def live_leases(redis: Redis) -> int:
 async def open_reservations(redis: Redis) -> int:
     """Count reservations of all tenants that are not settled."""
     keys = [key async for key in redis.scan_iter("quire:quota:*:reservations", count=1000)]
-    return sum([state[:1] == b"o" for key in keys for state in await redis.hvals(key)])
+    # An open one is a packed record, an ended one is a letter.
+    return sum([len(state) > 1 for key in keys for state in await redis.hvals(key)])

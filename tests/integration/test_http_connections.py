@@ -5,6 +5,7 @@ import socket
 from collections.abc import AsyncIterator
 from functools import partial
 
+import orjson
 import pytest
 
 from gateway.__main__ import drain
@@ -51,6 +52,19 @@ async def test_a_head_without_bounds_ends_the_connection(http: HttpRig) -> None:
             writer.write(b"x-%d: %s\r\n" % (number, b"a" * 1000))
             await writer.drain()
         await reader.readexactly(1)
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"garbage\r\n\r\n", b"\x16\x03\x01\x02\r\n\r\n", b"GET / HTTP/1.1\r\ncontent-length: -1\r\n\r\n"],
+)
+async def test_what_is_no_http_is_refused_in_openai_s_words(http: HttpRig, sent: bytes) -> None:
+    reader, writer = await connect(http)
+    writer.write(sent)
+    head, _, body = (await asyncio.wait_for(reader.read(), 60)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert orjson.loads(body)["error"]["code"] == "INVALID_FIELD"
     writer.close()
 
 

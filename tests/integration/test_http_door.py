@@ -57,6 +57,14 @@ def error_of(answer: Any) -> dict[str, Any]:
     return error
 
 
+@pytest.mark.failure("B095")
+@pytest.mark.parametrize("n", [17, 2**40, 2**64 - 1, -(2**63)])
+async def test_no_number_of_choices_costs_anything_before_it_is_refused(http: HttpRig, n: int) -> None:
+    for stream in (False, True):
+        answer = await http.post(n=n, stream=stream)
+        assert (answer.status_code, error_of(answer)["param"]) == (400, "n")
+
+
 @pytest.mark.failure("B179")
 @pytest.mark.parametrize("headers", STRANGERS)
 async def test_no_route_is_open_to_a_stranger(http: HttpRig, headers: dict[str, str]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from services.domain.block_hash import BLOCK_SIZE, DIGEST_BYTES
 from services.domain.capacity import Capacity, NeverFits, worst_case
 from services.domain.errors import ErrorDetail, InvalidField, PromptTooLong, ServeError, over_cap
-from services.domain.generation import MAX_CHOICES, MAX_LOGPROBS, SamplingParams
+from services.domain.generation import LEAST_FACTOR, MAX_CHOICES, MAX_LOGPROBS, SamplingParams
 from worker.engine.commands import Submit
 from worker.engine.config import EngineConfig
 
@@ -73,10 +73,10 @@ def _field_fault(submit: Submit, vocab_size: int) -> ServeError | None:
 def _sampling_fault(sampling: SamplingParams) -> ServeError | None:
     ranges: tuple[tuple[str, float, float, float], ...] = (
         ("temperature", sampling.temperature, 0, 2),
-        ("top_p", sampling.top_p, 1e-9, 1),
+        ("top_p", sampling.top_p, LEAST_FACTOR, 1),
         ("top_k", sampling.top_k, 0, 2**31 - 1),
         ("min_p", sampling.min_p, 0, 1),
-        ("repetition_penalty", sampling.repetition_penalty, 1e-9, 10),
+        ("repetition_penalty", sampling.repetition_penalty, LEAST_FACTOR, 10),
         ("presence_penalty", sampling.presence_penalty, -2, 2),
         ("frequency_penalty", sampling.frequency_penalty, -2, 2),
         ("seed", sampling.seed, 0, 2**64 - 1),

@@ -60,14 +60,20 @@ async def service() -> Service:
 
 
 @pytest.fixture
-async def stub(service: Service) -> AsyncIterator[gateway_pb2_grpc.GenerateServiceStub]:
+async def raw(service: Service) -> AsyncIterator[grpc.aio.Channel]:
+    """A channel on which anything can be sent."""
     server = create_server(interceptors=[errors.ErrorInterceptor()])
     gateway_pb2_grpc.add_GenerateServiceServicer_to_server(service, server)
     port = bind(server, "127.0.0.1:0")
     await server.start()
     async with create_channel(f"127.0.0.1:{port}") as channel:
-        yield gateway_pb2_grpc.GenerateServiceStub(channel)
+        yield channel
     await server.stop(None)
+
+
+@pytest.fixture
+async def stub(raw: grpc.aio.Channel) -> gateway_pb2_grpc.GenerateServiceStub:
+    return gateway_pb2_grpc.GenerateServiceStub(raw)
 
 
 async def call(stub: Any, streaming: bool) -> None:
@@ -136,6 +142,22 @@ async def test_any_other_exception_is_internal_with_an_id_only(
     assert CANARY not in str(caught.value.details()) + str(caught.value.trailing_metadata())
     [line] = [line for line in lines if line["event"] == "call_failed"]
     assert line["correlation_id"] == back.detail.metadata["correlation_id"]
+
+
+@pytest.mark.failure("B182")
+@pytest.mark.parametrize("method", ["Generate", "GetRequest"])
+@pytest.mark.parametrize("data", [b"\xff" * 9, b"\x0a\x03\xff\xfe\xfd"], ids=["no-message", "no-text"])
+async def test_bytes_that_are_no_message_are_a_bad_field_and_tell_nothing_of_the_inside(
+    raw: grpc.aio.Channel, method: str, data: bytes
+) -> None:
+    path = f"/protos.gateway.v1.GenerateService/{method}"
+    start = raw.unary_stream if method == "Generate" else raw.unary_unary
+    with pytest.raises(grpc.RpcError) as caught:
+        await (start(path)(data).read() if method == "Generate" else start(path)(data))
+    error = errors.from_rpc_error(caught.value)
+    assert isinstance(error, InvalidField)
+    assert error.detail.field == "request"
+    assert "protobuf" not in str(caught.value.details())
 
 
 @pytest.mark.failure("B133")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.domain.document_values import nearest_name
 from services.domain.errors import InvalidField
 from services.domain.generation import Usage
 from services.domain.limits import Budget, Rate
@@ -106,6 +107,19 @@ def test_an_error_in_a_list_names_the_tenant() -> None:
         tenants_from_documents({"a": {}})
     with pytest.raises(InvalidField, match=r"tenants\[0\]"):
         tenants_from_documents(["a"])
+
+
+def test_a_refusal_shows_a_value_that_has_no_short_text() -> None:
+    with pytest.raises(InvalidField, match=r"weight: must be a number .*, got an int"):
+        tenant_from_document({"id": "a", "weight": int("f" * 5000, 16)})
+    with pytest.raises(InvalidField, match=r"weight: must be a number .*, got \[\['x', 'x', "):
+        tenant_from_document({"id": "a", "weight": [["x"] * 100] * 100})
+
+
+def test_a_long_name_is_compared_with_nothing() -> None:
+    near = "interactiv"
+    assert nearest_name(near, ("interactive", "batch")) == "interactive"
+    assert nearest_name(near * 10_000, ("interactive", near * 10_000 + "e")) is None
 
 
 def test_costs_are_whole_billionths() -> None:

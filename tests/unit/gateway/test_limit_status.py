@@ -1,5 +1,7 @@
 """What answers tell of rates and budgets: the tightest scope, by OpenAI's names, and warnings once a day."""
 
+import dataclasses
+
 import pytest
 import structlog
 
@@ -7,7 +9,7 @@ from gateway.budget_warnings import BudgetWarnings
 from gateway.core.limit_status import WARNING_HEADER, BudgetWarning, ScopeState, duration, limit_status_of
 from services.chassis.metrics import Metrics
 from services.domain.ids import TenantId
-from services.domain.limits import Budget, Limits, Rate
+from services.domain.limits import Budget, Limits, Rate, Scope, ScopeKind
 from tests.fakes.quota_values import an_account
 
 
@@ -48,6 +50,14 @@ def test_a_budget_warns_from_its_share_on(hard: bool) -> None:
         "tenant/team/daily_budget 500 of 1000 tokens; tenant/team/monthly_budget 8 of 10 tokens"
     )
     assert [one.hard for one in told.warnings] == [hard, True]
+
+
+def test_a_header_holds_only_what_headers_can() -> None:
+    limits = Limits(daily=Budget(tokens=1, warn_at=0.0))
+    scope = Scope(kind=ScopeKind.MODEL, id="team/模型 é", limits=limits)
+    account = dataclasses.replace(an_account(Limits()), scopes=(scope,))
+    told = limit_status_of(account, [state()]).headers[WARNING_HEADER]
+    assert told == "model/team/?? ?/daily_budget 0 of 1 tokens"
 
 
 @pytest.mark.parametrize(

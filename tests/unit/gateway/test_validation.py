@@ -55,6 +55,7 @@ BAD_FIELDS: list[tuple[str, GenerationRequest]] = [
     ("sampling.temperature", a_sampled_request(temperature=2.01)),
     ("sampling.temperature", a_sampled_request(temperature=math.nan)),
     ("sampling.top_p", a_sampled_request(top_p=0.0)),
+    ("sampling.top_p", a_sampled_request(top_p=1e-30)),
     ("sampling.top_k", a_sampled_request(top_k=301)),
     ("sampling.top_k", a_sampled_request(top_k=-1)),
     ("sampling.min_p", a_sampled_request(min_p=1.5)),
