@@ -54,8 +54,9 @@ class Batch:
     targets: Int32 | None = None
     """[O] ids that follow and are scored instead of drawn; -1: one is drawn. None: all rows draw."""
     feeds: Int32 | None = None
-    """[T] output rows of the step launched before, whose draws are the ids; `ids` mean nothing then, and
-    sampling rows are a token behind. None: the ids are known."""
+    """[F] output rows of the step launched before, whose draws are the first F ids: those of the first F
+    sequences, one each. There `ids` mean nothing, and the first F sampling rows are a token behind. None:
+    all ids are known and the step launched before, if any, has been collected."""
 
 
 @dataclass(frozen=True, slots=True)

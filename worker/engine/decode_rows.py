@@ -99,9 +99,12 @@ class DecodeRows:
         return list(self._of_phase[-(self._num_steps + 1) % self._page_size])
 
     @property
-    def most_due(self) -> int:
-        """Minus the tokens after which the first row must be looked at."""
-        return int(self._counters[3, : len(self.sequences)].max())
+    def due_next(self) -> list[Sequence]:
+        """Those that must be looked at once they have gone on by one token."""
+        due = self._counters[3, : len(self.sequences)]
+        if due.max(initial=-2) < -1:
+            return []
+        return [self.sequences[row] for row in (due >= -1).nonzero()[0].tolist()]
 
     @property
     def asking(self) -> list[tuple[int, Sequence]]:

@@ -1,6 +1,6 @@
 """Shares one step's prefill tokens among the started prefills. Pure; knows nothing of pages."""
 
-from collections.abc import Sequence as ListOf
+from collections.abc import Mapping
 
 from worker.engine.config import EngineConfig
 from worker.engine.sequence import Sequence
@@ -12,8 +12,14 @@ def is_long(sequence: Sequence, budget: int, page_size: int) -> bool:
     return sequence.num_tokens - sequence.num_found * page_size > budget
 
 
+def prefill_budget(num_decodes: int, config: EngineConfig) -> int:
+    """Return how many prefill tokens a step may have beside its decode rows."""
+    budget = config.max_step_tokens - num_decodes
+    return min(budget, config.max_prefill_tokens) if num_decodes else budget
+
+
 def share_prefill(
-    prefills: ListOf[Sequence], budget: int, config: EngineConfig, *, long_ran: bool
+    prefills: Mapping[Sequence, int], budget: int, config: EngineConfig, *, long_ran: bool
 ) -> list[PrefillRow]:
     """Return who computes how many tokens in this step: short ones first, within a fairness bound.
 
@@ -24,6 +30,7 @@ def share_prefill(
     one had a part in the step before, 20 and 0.
 
     Args:
+        prefills: Each with the position of its next token to compute.
         long_ran: Whether a long one had a part in the step before.
     """
     max_scored = config.max_scored_tokens
@@ -34,14 +41,14 @@ def share_prefill(
         key=lambda seq: (
             seq.skipped_steps < config.max_prefill_skips,
             seq.request.band,
-            seq.num_tokens - seq.num_computed,
+            seq.num_tokens - prefills[seq],
             seq.request.arrival,
             seq.choice,
         ),
     )
     shares: list[PrefillRow] = []
     for sequence in order:
-        start, num_scored = sequence.num_computed, 0
+        start, num_scored = prefills[sequence], 0
         rests = id(sequence) in long and highest is not None and highest <= sequence.request.band
         num_tokens = 0 if rests else min(budget, sequence.num_tokens - start)
         if sequence.scores is not None:

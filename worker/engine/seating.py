@@ -142,16 +142,20 @@ class Seating:
         sequence.state = SequenceState.PREFIX_WAIT
 
     def grow(self, sequence: Sequence, now: float) -> list[Sequence]:
-        """Give a generating sequence the page of its next token; return who was preempted for it.
+        """Give a sequence that generates, or will in the next step, the page of its next token.
 
-        The sequence itself may be the victim: then it has no page and no seat.
+        Returns:
+            Who was preempted for it; the sequence itself may be: then it has no page and no seat.
         """
         victims: list[Sequence] = []
         while sequence.is_started:
             taken = self.pool.take(sequence.request.tenant, 1)
             if isinstance(taken, Taken):
                 (page,) = taken.new_pages
-                self.decodes.add_page(sequence, page)
+                if sequence.row is None:
+                    sequence.pages.append(page)
+                else:
+                    self.decodes.add_page(sequence, page)
                 sequence.request.change_pages(1, now)
                 break
             # A tenant at its slice can only be helped by its own sequences. The sequence itself is always

@@ -3,6 +3,7 @@
 Knows nothing of how the rows were chosen or of devices.
 """
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,6 +39,11 @@ class StepPlan:
     """There is something to tell even when there are no rows."""
     rows: tuple[Sequence, ...] | None = None
     """Of a step planned while the one before it ran: whose rows it has, some of which that one may end."""
+
+    @property
+    def generating(self) -> SequenceOf[Sequence]:
+        """Whose rows the first `num_decodes` are."""
+        return self.decodes.sequences if self.rows is None else self.rows
 
     @property
     def num_rows(self) -> int:

@@ -20,7 +20,7 @@ from worker.engine.config import EngineConfig
 from worker.engine.intake import Intake
 from worker.engine.outputs import Preempted, StepOutputs, StepStats
 from worker.engine.page_pool import PagePool
-from worker.engine.prefill_order import is_long, share_prefill
+from worker.engine.prefill_order import is_long, prefill_budget, share_prefill
 from worker.engine.progress import Progress
 from worker.engine.report import StepReport
 from worker.engine.run_ahead import feeds_of, plan_ahead, without_ended
@@ -102,10 +102,7 @@ class StepScheduler:
         # 2. Decode: everyone that generates gets its page; victims are known before any row exists.
         preempted = self._seating.grow_decodes(now)
         # 3. Starts, within what decode leaves of the step.
-        config, decodes = self._config, self._seating.decodes
-        budget = config.max_step_tokens - len(decodes)
-        if decodes:
-            budget = min(budget, config.max_prefill_tokens)
+        budget = prefill_budget(len(self._seating.decodes), self._config)
         admissions = self._admission.admit(budget, self._step, now)
         preempted += admissions.preempted
         self._tell_admissions(admissions, now)
@@ -115,9 +112,9 @@ class StepScheduler:
         self._at_slice = self._seating.waiting_for_slice
         self._report.slices(self._at_slice, now)
         # 4. Rows: all decodes, then prefill's shares.
-        started = [seq for seq in self._seating.prefilling if seq.state is PREFILL]
-        rows = share_prefill(started, budget, config, long_ran=self._long_ran)
-        self._long_ran = any(is_long(row.sequence, budget, config.page_size) for row in rows)
+        started = {seq: seq.num_computed for seq in self._seating.prefilling if seq.state is PREFILL}
+        rows = share_prefill(started, budget, self._config, long_ran=self._long_ran)
+        self._note_long(rows, budget)
         num_prefill = sum(row.num_tokens for row in rows)
         has_outputs = has_freed or not self._report.is_empty
         return self._let_fly(rows, num_prefill, preempted, has_outputs)
@@ -184,12 +181,13 @@ class StepScheduler:
         may_start = len(self._seating.line) and not self._admission.is_full()
         if may_start or self._is_asked(now):
             return None
-        self._ahead = plan_ahead(self._seating, in_flight, now)
-        if self._ahead is None:
+        ahead = plan_ahead(self._seating, in_flight, self._config, now, long_ran=self._long_ran)
+        if ahead is None:
             return None
         self._step += 1
-        self._long_ran = False
-        return self._ahead, feeds_of(in_flight)
+        self._ahead = ahead
+        self._note_long(ahead.prefills, prefill_budget(ahead.num_decodes, self._config))
+        return ahead, feeds_of(in_flight, ahead.generating)
 
     def apply(
         self, plan: StepPlan, result: StepResult | None, now: float, step_s: float = 0.0
@@ -205,6 +203,9 @@ class StepScheduler:
         idle_end = self.pool.next_idle_end
         is_idle_over = idle_end is not None and idle_end <= now
         return bool(self._inbox) or is_idle_over or self._intake.may_expire(now)
+
+    def _note_long(self, rows: SequenceOf[PrefillRow], budget: int) -> None:
+        self._long_ran = any(is_long(row.sequence, budget, self._config.page_size) for row in rows)
 
     def _begin_plan(self) -> None:
         assert self._in_flight is None, "the last plan was not taken in"

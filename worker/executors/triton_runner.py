@@ -85,7 +85,7 @@ class StepRunner:
         """
         rows = rows_as_arrays(batch.sampling, self._vocab_size, batch.targets)
         if batch.feeds is not None:
-            rows.integers[:, contract.POSITION] += 1
+            rows.integers[: len(batch.feeds), contract.POSITION] += 1
         shape = StepShape.of(batch)
         graph = None
         if shape.is_plain_decode and (place := bisect_left(self._sizes, shape.num_sequences)) < len(

@@ -138,6 +138,8 @@ class StepMemory:
             ),
         )
         memories = (self._inputs, self._entries, self._biases, self._results)
+        # A row that fails draws nothing, and the step behind is fed what lies here: an id of the vocabulary.
+        self._results.tensor("token_ids").zero_()
         self._turn, self._other_turn = _Turn(stream, memories), _Turn(stream, memories)
 
     def view(self, shape: StepShape) -> TritonStep:
@@ -196,7 +198,7 @@ class StepMemory:
             self._upload_entries(rows)
 
     def feed(self, num_tokens: int) -> None:
-        """Launch the copy of what the step before drew to the ids of this one."""
+        """Launch the copy of what the step before drew to the first ids of this one."""
         token_ids, inputs = self._results.tensor("token_ids"), self._inputs.tensor
         torch.index_select(token_ids, 0, inputs("feeds")[:num_tokens], out=inputs("ids")[:num_tokens])
 

@@ -1,5 +1,7 @@
 """Steps that are planned while the one before runs: the same tokens and ends, and nothing waits for long."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -24,8 +26,8 @@ def sim_config(page_size: int = 16) -> SimConfig:
 def any_submit(handle: int, rng: np.random.Generator) -> Submit:
     return submit(
         handle,
-        [token % VOCAB for token in prompt(int(rng.integers(1, 40)), handle % 7)],
-        max_output=int(rng.integers(6, 60)),
+        [token % VOCAB for token in prompt(int(rng.integers(1, 60)), handle % 7)],
+        max_output=int(rng.integers(1 if handle % 3 else 6, 60)),
         min_output=int(rng.integers(0, 6)) if handle % 3 == 0 else 0,
         stop_ids=rng.integers(0, VOCAB, int(rng.integers(0, 3))).tolist(),
         tenant="ab"[handle % 2],
@@ -35,15 +37,21 @@ def any_submit(handle: int, rng: np.random.Generator) -> Submit:
             num_logprobs=2 if handle % 4 == 0 else None,
             presence_penalty=0.5 if handle % 11 == 0 else 0.0,
         ),
+        num_prompt_logprobs=1 if handle % 13 == 0 else None,
     )
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("page_size", "num_pages"), [(16, 64), (16, 16), (32, 24)])
 def test_steps_that_run_ahead_change_no_token_and_no_end(seed: int, page_size: int, num_pages: int) -> None:
-    """With stop ids, lengths, minima, choices, log-probabilities, penalties, and pools that preempt."""
+    """With stop ids, lengths, minima, choices, scores, penalties, chunks, and pools that preempt."""
     config = engine_config(
-        num_pages=num_pages, page_size=page_size, max_context_tokens=128, vocab_size=VOCAB, max_sequences=6
+        num_pages=num_pages,
+        page_size=page_size,
+        max_context_tokens=128,
+        vocab_size=VOCAB,
+        max_sequences=6,
+        max_prefill_tokens=12,
     )
 
     def serve(executor: KvCheckingExecutor) -> Served:
@@ -54,10 +62,78 @@ def test_steps_that_run_ahead_change_no_token_and_no_end(seed: int, page_size: i
     ours, theirs = serve(overlapping), serve(KvCheckingExecutor(sim_config(page_size)))
     assert ours.tokens == theirs.tokens
     assert ours.reasons == theirs.reasons
-    assert {handle: end.usage for handle, end in ours.ended.items()} == {
-        handle: end.usage for handle, end in theirs.ended.items()
-    }
-    assert overlapping.num_ahead > 0 or num_pages < 64, "who waits for pages is looked after in every step"
+    # Who starts a step later may find in the cache what was computed in that step.
+    ours_used, theirs_used = (
+        {handle: replace(end.usage, cached_tokens=0) for handle, end in served.ended.items()}
+        for served in (ours, theirs)
+    )
+    assert ours_used == theirs_used
+    assert ours.logprobs == theirs.logprobs
+    if num_pages == 64:
+        # Of a small pool somebody mostly waits for pages, which is looked after in every step.
+        assert overlapping.num_ahead > overlapping.num_ahead_with_prompts > 0
+
+
+def test_prompts_are_computed_chunk_by_chunk_beside_decode_without_waiting() -> None:
+    """Further chunks of the long prompt, its first token and what follows it, while another one generates."""
+    config = engine_config(vocab_size=VOCAB, max_prefill_tokens=16)
+    requests = [
+        submit(1, [1, 2, 3], max_output=30),
+        submit(2, [token % VOCAB for token in prompt(100, 2)], max_output=30),
+    ]
+    executor = OverlappingExecutor(sim_config())
+    ours = Served(executor, config, requests).run()
+    theirs = Served(KvCheckingExecutor(sim_config()), config, requests).run()
+    assert ours.tokens == theirs.tokens
+    assert executor.num_ahead_with_prompts >= 3
+    # Of all steps only the first was planned with nothing before it.
+    assert len(executor.batch_sizes) - executor.num_ahead == 1
+
+
+def test_a_prompt_that_is_alone_needs_no_token_to_go_on() -> None:
+    executor = OverlappingExecutor(sim_config())
+    config = engine_config(vocab_size=VOCAB, max_step_tokens=16, max_prefill_tokens=16)
+    served = Served(executor, config, [submit(1, [3] * 100, max_output=1)]).run()
+    assert len(served.tokens[1, 0]) == 1
+    assert (executor.num_ahead, len(executor.batch_sizes)) == (6, 7)
+
+
+def test_who_reaches_its_length_is_left_out_of_the_step_behind() -> None:
+    """Others need not wait for it: what it is going to draw is its last token, whichever it is."""
+    executor = OverlappingExecutor(sim_config())
+    requests = [submit(handle, [handle], max_output=handle * 3) for handle in range(1, 6)]
+    served = Served(executor, engine_config(vocab_size=VOCAB), requests).run()
+    assert [len(served.tokens[handle, 0]) for handle in range(1, 6)] == [3, 6, 9, 12, 15]
+    assert len(executor.batch_sizes) - executor.num_ahead == 1
+    assert executor.batch_sizes == [5] * 3 + [4] * 3 + [3] * 3 + [2] * 3 + [1] * 3
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        pytest.param({"min_output": 2, "max_output": 4}, id="its minimum of tokens"),
+        pytest.param({"sampling": SamplingParams(presence_penalty=0.5), "max_output": 3}, id="a penalty"),
+        pytest.param({"num_prompt_logprobs": 0, "max_output": 3}, id="scores of its prompt"),
+    ],
+)
+def test_what_a_token_may_change_is_planned_when_it_is_known(waits: dict[str, object]) -> None:
+    executor = OverlappingExecutor(sim_config())
+    config = engine_config(vocab_size=VOCAB, max_prefill_tokens=16, max_step_tokens=16)
+    served = Served(executor, config, [submit(1, [5] * 40, **waits)]).run()  # type: ignore[arg-type]
+    assert len(served.tokens[1, 0]) == waits["max_output"]
+    assert len(executor.batch_sizes) - executor.num_ahead > 1
+
+
+def test_a_prompt_that_fails_beside_steps_that_run_ahead_ends_alone() -> None:
+    executor = OverlappingExecutor(sim_config())
+    executor.faults.bad_token = 9
+    config = engine_config(vocab_size=VOCAB, max_prefill_tokens=16)
+    requests = [submit(1, [1, 2, 3], max_output=40), submit(2, [9] * 100, max_output=40)]
+    served = Served(executor, config, requests).run()
+    assert len(served.tokens[1, 0]) == 40
+    assert not served.tokens[2, 0]
+    assert served.ended[2].error is not None
+    assert executor.num_ahead_with_prompts > 0
 
 
 def test_a_long_decode_runs_ahead_all_the_way_to_its_last_token() -> None:
@@ -93,6 +169,27 @@ def test_a_row_that_ended_meanwhile_is_dropped_and_the_others_go_on() -> None:
     assert ours.tokens == theirs.tokens
     assert ours.reasons[1, 0] is FinishReason.STOP
     assert ours.tokens[1, 0][-1] in stops
+
+
+def test_a_cancel_beside_a_long_prompt_waits_for_two_steps_at_most() -> None:
+    executor = OverlappingExecutor(sim_config())
+    config = engine_config(vocab_size=VOCAB, max_prefill_tokens=8, max_context_tokens=4096, num_pages=300)
+    served = Served(
+        executor, config, [submit(1, [1, 2, 3], max_output=1000), submit(2, [4] * 4000, max_output=1)]
+    )
+    cancelled_at: list[int] = []
+
+    def cancel_later(outputs: StepOutputs) -> None:
+        if len(served.tokens[1, 0]) >= 20 and not cancelled_at:
+            cancelled_at.append(len(served.tokens[1, 0]))
+            for handle in (1, 2):
+                served.loop.post(Cancel(handle))
+
+    served.on_step = cancel_later
+    served.run()
+    assert len(served.tokens[1, 0]) <= cancelled_at[0] + 2
+    assert executor.num_ahead_with_prompts > 0
+    assert not served.tokens[2, 0]
 
 
 def test_a_command_waits_for_two_steps_at_most() -> None:

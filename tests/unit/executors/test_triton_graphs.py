@@ -93,6 +93,35 @@ def test_captured_and_overlapped_decode_has_the_bits_of_eager_decode(monkeypatch
     assert first.top[1] is None
 
 
+def test_a_chunk_of_a_prompt_beside_rows_that_are_fed_has_the_bits_of_steps_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first token of a prompt and a row are fed into a step with a further chunk of another prompt."""
+    use_one_order(monkeypatch)
+
+    def sequences() -> list[Sequence]:
+        return [sequence(1, 2, [0]), sequence(2, 3, [3, 9], num_logprobs=2), sequence(3, 8, [1])]
+
+    theirs = made(FakeStream(), ())
+    expected, (a, b, c) = watched(theirs), sequences()
+    step(theirs, [(a, 2)])
+    step(theirs, [(a, 1), (b, 3), (c, 4)])
+    step(theirs, [(a, 1), (b, 1), (c, 4)])
+    stream = FakeStream()
+    ours = made(stream)
+    found, (a2, b2, c2) = watched(ours), sequences()
+    step(ours, [(a2, 2)])
+    with stream.steady():
+        launched = ours.launch(batch_of([(a2, 1), (b2, 3), (c2, 4)]))
+        behind = feed(ours, [(b2, 1), (a2, 1), (c2, 4)], [1, 0])
+        first, second = ours.collect(launched), ours.collect(behind)
+    found[2] = found[2][[1, 0, 2]]
+    for mine, other in zip(found, expected, strict=True):
+        assert np.array_equal(mine, other)
+    drawn = [*first.token_ids.tolist(), *second.token_ids.tolist()]
+    assert drawn == [a.output_ids[1], b.output_ids[0], b.output_ids[1], a.output_ids[2], c.output_ids[0]]
+
+
 def test_the_step_behind_is_queued_before_anybody_waits() -> None:
     stream = FakeStream(computes=False)
     executor = made(stream)
