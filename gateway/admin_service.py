@@ -3,6 +3,7 @@
 Decides nothing but that nobody gets past without an admin's key, whichever address it comes from.
 """
 
+import re
 from typing import Any
 
 import grpc
@@ -27,6 +28,8 @@ from services.rpc.usage import report_to_pb, splits_from_pb
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
 MAX_PAGE = 1000
+_TOKEN = re.compile(r"[0-9]{1,15}")
+"""The version of a change."""
 USUAL_PAGE = 100
 
 _SCOPES = {
@@ -174,7 +177,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         self._who(context)
         size = _page_size(request.page_size)
         token = request.page_token
-        if token and not token.isdigit():
+        if token and not _TOKEN.fullmatch(token):
             raise InvalidField("page_token", "must be one that an answer gave")
         entries = await self._log.audit(before=int(token) if token else None, limit=size)
         return pb.ListChangesResponse(

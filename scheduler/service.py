@@ -74,6 +74,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
         bands = self._dispatcher.core.rules.bands
         welcome = pb.GatewayWelcome(peer=self._peer(), term=self._dispatcher.term, bands=bands.names)
         session.outbox.put_nowait(pb.ConnectGatewayResponse(welcome=welcome))
+        for one in hello.waiting:
+            # They were let in while there were more of them, maybe.
+            one.band = cast(types_pb2.Band, min(one.band, len(bands)))
         read = [(one, messages.read_acquire(one, len(bands))) for one in hello.waiting]
         waiting = [acquire for _, acquire in read if isinstance(acquire, Acquire)]
         self._dispatcher.connect_gateway(gateway, Epoch(hello.peer.epoch), waiting, session)

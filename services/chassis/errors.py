@@ -28,6 +28,9 @@ PUSHBACK_KEY = "grpc-retry-pushback-ms"
 RETRY_KEY = "retry-after"
 """Seconds, as in HTTP."""
 DEFAULT_PUSHBACK_S = 1.0
+MAX_MESSAGE_BYTES = 1024
+MAX_VALUE_BYTES = 256
+"""Of a field's name and of each number; all together stay well under the 16 KiB that gRPC takes."""
 
 _log = structlog.get_logger()
 
@@ -38,15 +41,23 @@ _CODES[grpc.StatusCode.CANCELLED] = Code.UNAVAILABLE
 
 
 def to_status(error: ServeError) -> status_pb2.Status:
-    """Describe `error` as google.rpc.Status with all details a caller can act on."""
-    detail = error.detail
-    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=detail.metadata)
-    parts: list[Any] = [info]
+    """Describe `error` as google.rpc.Status with all details a caller can act on.
+
+    What is too long for gRPC's metadata is cut: an error may repeat a name of the caller's, of any length,
+    and a status that does not fit is lost with all that it says.
+    """
+    detail, message = error.detail, _short(error.message, MAX_MESSAGE_BYTES)
+    numbers = {name: _short(value, MAX_VALUE_BYTES) for name, value in detail.metadata.items()}
+    parts: list[Any] = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=numbers)]
     if detail.field is not None:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=detail.field, description=error.message)
-        parts.append(error_details_pb2.BadRequest(field_violations=[violation]))
+        bad = error_details_pb2.BadRequest.FieldViolation(
+            field=_short(detail.field, MAX_VALUE_BYTES), description=message
+        )
+        parts.append(error_details_pb2.BadRequest(field_violations=[bad]))
     if detail.quota is not None:
-        failure = error_details_pb2.QuotaFailure.Violation(subject=detail.quota, description=error.message)
+        failure = error_details_pb2.QuotaFailure.Violation(
+            subject=_short(detail.quota, MAX_VALUE_BYTES), description=message
+        )
         parts.append(error_details_pb2.QuotaFailure(violations=[failure]))
     if detail.retry_after_s is not None:
         retry = error_details_pb2.RetryInfo()
@@ -60,10 +71,16 @@ def to_status(error: ServeError) -> status_pb2.Status:
                 output_tokens=detail.usage.output_tokens,
             )
         )
-    status = status_pb2.Status(code=error.code.value, message=error.message)
+    status = status_pb2.Status(code=error.code.value, message=message)
     for part in parts:
         status.details.add().Pack(part)
     return status
+
+
+def _short(text: str, most: int) -> str:
+    """Return at most `most` bytes of a text, and a sign where it was more."""
+    data = text.encode("utf-8", "replace")
+    return text if len(data) <= most else data[:most].decode("utf-8", "ignore") + "…"
 
 
 def trailing_metadata(error: ServeError) -> tuple[tuple[str, str | bytes], ...]:
@@ -81,7 +98,8 @@ def trailing_metadata(error: ServeError) -> tuple[tuple[str, str | bytes], ...]:
 async def abort(context: grpc.aio.ServicerContext, error: ServeError) -> None:
     """End the call with `error`'s status and what the handler set to be told. Never returns: gRPC raises."""
     told = dict(context.trailing_metadata() or ()) | dict(trailing_metadata(error))
-    await context.abort(_GRPC_CODES[error.code], error.message, tuple(told.items()))
+    message = _short(error.message, MAX_MESSAGE_BYTES)
+    await context.abort(_GRPC_CODES[error.code], message, tuple(told.items()))
 
 
 def from_rpc_error(error: grpc.RpcError) -> ServeError:

@@ -143,6 +143,14 @@ async def test_gateways_and_status_hear_of_a_band_that_degrades() -> None:
         assert "a rank from 1 to 2, got 3" in gateway.heard["rejected"][0].failure.message
 
 
+async def test_what_waits_for_a_band_that_is_gone_is_served_in_the_last() -> None:
+    async with scheduler(bands=(BandConfig(name="live"), BandConfig(name="night"))) as running:
+        await FakeWorker(running.channel).connect(granted=1)
+        gateway = await FakeGateway(running.channel).connect(waiting=[pb_acquire("a", band=3)])
+        await gateway.until(placements(1))
+        assert gateway.heard["placement"][0].key.request_id == "a"
+
+
 async def test_a_worker_hears_how_its_tenants_stand() -> None:
     async with scheduler(new_policy=FairPolicy) as running:
         worker = await FakeWorker(running.channel).connect(granted=1)

@@ -144,6 +144,21 @@ async def test_any_other_exception_is_internal_with_an_id_only(
     assert line["correlation_id"] == back.detail.metadata["correlation_id"]
 
 
+async def test_an_error_that_repeats_an_endless_name_still_arrives_with_its_details(
+    service: Service, stub: Any
+) -> None:
+    name = "模" * 100_000
+    service.error = InvalidField(name, f"there is no {name}")
+    service.error.detail = ErrorDetail(field=name, quota=name, metadata={"rule": name}, retry_after_s=2)
+    with pytest.raises(grpc.RpcError) as caught:
+        await call(stub, streaming=False)
+    back = errors.from_rpc_error(caught.value)
+    assert isinstance(back, InvalidField)
+    assert (back.detail.field or "").startswith("模模")
+    assert back.detail.retry_after_s == 2
+    assert back.message.endswith("模…")
+
+
 @pytest.mark.failure("B182")
 @pytest.mark.parametrize("method", ["Generate", "GetRequest"])
 @pytest.mark.parametrize("data", [b"\xff" * 9, b"\x0a\x03\xff\xfe\xfd"], ids=["no-message", "no-text"])
