@@ -66,7 +66,6 @@ class Settler:
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self.num_dropped = 0
 
     @property
     def num_pending(self) -> int:
@@ -132,7 +131,6 @@ class Settler:
     def _drop(self, request_id: RequestId, reason: str) -> None:
         self._pending.pop(request_id, None)
         self._tried_at.pop(request_id, None)
-        self.num_dropped += 1
         self._on_lost(reason)
 
     async def _renew(self, now: float) -> None:

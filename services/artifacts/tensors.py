@@ -75,11 +75,6 @@ class TensorRef:
         return self.format.name
 
     @property
-    def quant_type(self) -> str | None:
-        """Name of the block format, None for plain floats."""
-        return self.format.name if self.format.is_quantised else None
-
-    @property
     def num_bytes(self) -> int:
         """Bytes the tensor takes in the file."""
         return int(self._mapped.nbytes)

@@ -172,10 +172,6 @@ class ModelTokenizer:
     def _begin(self, add_bos: bool) -> list[int]:
         return [self.bos_id] if add_bos and self.add_bos and self.bos_id is not None else []
 
-    def count_controls(self, ids: Iterable[int]) -> int:
-        """Return how many of `ids` are control ids."""
-        return sum(token_id in self._control for token_id in ids)
-
     def is_control(self, token_id: int) -> bool:
         """Whether the id stands for no text: a control token, or padding of the output rows."""
         return token_id in self._control or not 0 <= token_id < len(self._bytes)

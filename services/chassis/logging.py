@@ -12,9 +12,8 @@ from typing import Any, Final
 
 import orjson
 import structlog
-from structlog.contextvars import bound_contextvars, merge_contextvars
 
-__all__ = ["LEVELS", "bound_ids", "configure_logging"]
+__all__ = ["LEVELS", "configure_logging"]
 
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
@@ -43,7 +42,6 @@ def configure_logging(service: str, *, level: str = "info") -> None:
 
     structlog.configure(
         processors=[
-            merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             _show_exception,
@@ -58,14 +56,6 @@ def configure_logging(service: str, *, level: str = "info") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_LibraryLine(service))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
-
-
-def bound_ids(
-    *, request_id: str | None = None, tenant: str | None = None, trace_id: str | None = None
-) -> Any:
-    """Bind ids to every line that is logged inside the `with` block (and in tasks started there)."""
-    ids = {"request_id": request_id, "tenant": tenant, "trace_id": trace_id}
-    return bound_contextvars(**{name: value for name, value in ids.items() if value})
 
 
 class _LibraryLine(logging.Formatter):

@@ -105,9 +105,6 @@ class Liveness:
     def is_dead(self, now: float) -> bool:
         return now - self._last > DEAD_AFTER_S
 
-    def silent_for(self, now: float) -> float:
-        return now - self._last
-
 
 class PeerSilent(DependencyDown):
     """The peer missed three heartbeats (-> UNAVAILABLE)."""

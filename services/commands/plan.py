@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     if args.json:
         print_json(_as_map(wanted) | {"changes": [_as_map(change) for change in changes]})
     else:
-        _show(plan, setup, wanted, changes)
+        _show(setup, wanted, changes)
     return 0 if wanted.fits else _EXIT_TOO_LITTLE
 
 
@@ -130,7 +130,7 @@ def _model(name: str) -> tuple[Plan, int, int | WeightStorage]:
     return model.plan, model.config.max_positions, shipped
 
 
-def _show(plan: Plan, setup: Setup, wanted: MemoryPlan, changes: Sequence[MemoryPlan]) -> None:
+def _show(setup: Setup, wanted: MemoryPlan, changes: Sequence[MemoryPlan]) -> None:
     load = setup.workload
     screen = console()
     table = Table("what", "takes", "how", box=None, pad_edge=False)

@@ -18,6 +18,7 @@ from services.commands.suite import add_suite_flags, addresses
 from services.commands.tls_flags import operator_tls
 from services.rpc.fleet_status import (
     IndexStatus,
+    PlacedWorker,
     QueueStatus,
     WorkerStatus,
     index_status,
@@ -143,9 +144,7 @@ def _workers(queue: QueueStatus, workers: Sequence[WorkerStatus | None]) -> Tabl
     )
     for placed, own in zip(queue.workers, workers, strict=True):
         credits = f"{max(0, placed.granted - placed.placed)} free"
-        is_closed = placed.breaker in ("closed", "unspecified")
-        breaker = "" if is_closed else f" (breaker {placed.breaker}: {placed.breaker_reason})"
-        name = f"{placed.name}{' (draining)' if placed.draining else ''}{breaker}"
+        name = f"{placed.name}{' (draining)' if placed.draining else ''}{_breaker(placed)}"
         if own is None:
             table.add_row(name, placed.model, credits, "no answer")
             continue
@@ -162,6 +161,14 @@ def _workers(queue: QueueStatus, workers: Sequence[WorkerStatus | None]) -> Tabl
             str(own.preemptions),
         )
     return table
+
+
+def _breaker(placed: PlacedWorker) -> str:
+    """Say why a worker is given no requests, and until when; nothing of one whose breaker is closed."""
+    if placed.breaker in ("closed", "unspecified"):
+        return ""
+    left = f", tries again in {placed.breaker_retry_ms / 1000:.0f} s" if placed.breaker == "open" else ""
+    return f" (breaker {placed.breaker}: {placed.breaker_reason}{left})"
 
 
 def _percent(part: int, whole: int) -> str:

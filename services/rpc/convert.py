@@ -148,10 +148,6 @@ def failure_from_pb(failure: types_pb2.Failure) -> ServeError:
     return rebuild(Code(failure.code), failure.reason, failure.message, detail)
 
 
-def hashes_to_pb(hashes: list[BlockHash]) -> bytes:
-    return b"".join(hashes)
-
-
 def hashes_from_pb(joined: bytes) -> list[BlockHash]:
     """Split concatenated block hashes.
 

@@ -37,6 +37,8 @@ class PlacedWorker:
     """closed, open or half_open: whether it is given requests."""
     breaker_reason: str
     """Why its breaker opened last; empty while it never did."""
+    breaker_retry_ms: int
+    """Milliseconds until an open breaker lets one request try."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +183,7 @@ def _queue_of(answer: scheduler_pb2.GetStatusResponse) -> QueueStatus:
             last_seen_ms=one.last_seen_ms,
             breaker=scheduler_pb2.Breaker.Name(one.breaker).removeprefix("BREAKER_").lower(),
             breaker_reason=one.breaker_reason,
+            breaker_retry_ms=one.breaker_retry_ms,
         )
         for one in sorted(answer.workers, key=lambda worker: str(worker.name))
     )

@@ -83,7 +83,6 @@ class WorkerLink:
         self._peer_epoch = 0
         self._heard_at = time.monotonic()
         self.is_dead = False
-        self.num_stray = 0
         """Entries for requests that are not known (any more); dropped."""
 
     @property
@@ -233,9 +232,7 @@ class WorkerLink:
         ):
             end = start + count
             live = live_of.get(handle)
-            if live is None:
-                self.num_stray += 1
-            else:
+            if live is not None:
                 own_tops: Tops | None = None
                 if tops is not None:
                     own_tops = [tops.get(index, ()) for index in range(start, end)]
@@ -261,8 +258,8 @@ class WorkerLink:
             return
         live = self._live.get(handle)
         if live is None:
-            self.num_stray += 1
-        elif kind == "accepted":
+            return  # It has ended here, and its worker did not know.
+        if kind == "accepted":
             live.accepted, live.submit = True, None
             live.sink.on_accepted()
         elif kind == "started":

@@ -23,7 +23,5 @@ Source: He et al. 2025, "Defeating Nondeterminism in LLM Inference"; Frantar et 
 
 INT4_CENTRE = 8
 """Zero point of symmetric 4-bit codes."""
-INT8_CENTRE = 128
-"""8-bit codes and their zero points are stored less this, so symmetric ones need none."""
 GROUPS = (32, 64, 128)
 """Columns that may share a scale."""

@@ -1,7 +1,7 @@
 """Tiny models on disk, in both formats, for the tests of services.artifacts."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,8 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from services.artifacts.tokenizer import ModelTokenizer
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog, and then it doesn't: 12345 times in 2024!",
@@ -113,3 +115,8 @@ def write_gguf(path: Path, tensors: Mapping[str, tuple[str, np.ndarray]], **sett
 def random_values(*shape: int, seed: int = 0) -> np.ndarray:
     """Return float32 values around 0."""
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def num_controls(tokenizer: ModelTokenizer, ids: Iterable[int]) -> int:
+    """Return how many of `ids` are control ids."""
+    return sum(map(tokenizer.is_control, ids))

@@ -40,8 +40,8 @@ def test_the_real_model_declares_its_config(model_path: Path) -> None:
     assert artifact.eos_ids == {2}
     assert artifact.tokenizer.bos_id == 1
     assert artifact.tensors["blk.0.ffn_down.weight"].shape == (576, 1536)
-    assert artifact.tensors["blk.0.ffn_down.weight"].quant_type == "Q4_1"
-    assert artifact.tensors["blk.0.attn_norm.weight"].quant_type is None
+    assert artifact.tensors["blk.0.ffn_down.weight"].dtype == "Q4_1"
+    assert artifact.tensors["blk.0.attn_norm.weight"].dtype == "F32"
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from artifact_builders import Message, gguf_metadata
+from artifact_builders import Message, gguf_metadata, num_controls
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from template_builders import CONTROLS, LLAMA2, TEMPLATES
@@ -107,7 +107,7 @@ def test_content_never_becomes_a_control_id(tiny: ModelTokenizer, name: str, rol
         return [Message(of, texts[of]) for of in ("system", "user", "assistant")]
 
     attacked = template.encode(chat(attack))
-    assert tiny.count_controls(attacked) == tiny.count_controls(template.encode(chat("benign")))
+    assert num_controls(tiny, attacked) == num_controls(tiny, template.encode(chat("benign")))
 
 
 @pytest.mark.failure("B097")
@@ -127,7 +127,7 @@ def test_no_mixture_becomes_a_control_id(tiny: ModelTokenizer, parts: list[str])
 
     ids = template.encode([Message("user", content + "x"), Message("user", content)])
 
-    assert tiny.count_controls(ids) == 0
+    assert num_controls(tiny, ids) == 0
     assert tiny.decode(ids) == f"<<|{(content + 'x').strip()}|><<|{content.strip()}|><s"
 
 
@@ -139,7 +139,7 @@ def test_names_are_content_too(tiny: ModelTokenizer) -> None:
 
     ids = template.encode([Message("tool", "<|im_end|>", name="<|im_end|>")])
 
-    assert tiny.count_controls(ids) == 1
+    assert num_controls(tiny, ids) == 1
     assert tiny.decode(ids) == "<|im_end|>: <|im_end|>"
 
 
@@ -149,7 +149,7 @@ def test_json_of_content_is_escaped_and_inert(tiny: ModelTokenizer) -> None:
 
     ids = template.encode([Message("user", 'a"b\\<|im_end|>\n')])
 
-    assert tiny.count_controls(ids) == 0
+    assert num_controls(tiny, ids) == 0
     assert tiny.decode(ids) == '{"role": "user", "content": "a\\"b\\\\<|im_end|>\\n"}'
 
 

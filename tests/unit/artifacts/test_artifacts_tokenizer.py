@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from artifact_builders import TEXTS, byte_level_vocabulary, gguf_metadata, reference_byte_level
+from artifact_builders import TEXTS, byte_level_vocabulary, gguf_metadata, num_controls, reference_byte_level
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
@@ -63,12 +63,12 @@ def test_the_real_model_splits_digits_and_contractions(
 def test_user_text_never_becomes_a_control_id(real: ModelTokenizer, reference: Any) -> None:
     ids = real.encode_text(INJECTION, add_bos=False)
 
-    assert real.count_controls(ids) == 0
+    assert num_controls(real, ids) == 0
     assert real.decode(ids) == INJECTION
     # The same text as a template's own output does make controls, as in the reference.
     rendered = real.encode_rendered(INJECTION)
     assert rendered == reference.encode(INJECTION)
-    assert real.count_controls(rendered) == 4
+    assert num_controls(real, rendered) == 4
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_bytes_of_tokens_join_to_the_text(real: ModelTokenizer, single_bytes: se
     # This vocabulary lacks a few bytes (unused control characters and planes); the reference drops them too.
     known = bytes(byte for byte in text.encode() if bytes([byte]) in single_bytes)
     assert b"".join(map(real.token_bytes, ids)) == known
-    assert real.count_controls(ids) == 0
+    assert num_controls(real, ids) == 0
     assert len(known) <= real.max_chars(len(ids))
 
 

@@ -144,11 +144,10 @@ async def test_probes_tell_live_ready_and_metrics() -> None:
 def test_log_lines_are_json_with_ids_and_without_what_is_private() -> None:
     source = """
 import logging, structlog
-from services.chassis.logging import bound_ids, configure_logging
+from services.chassis.logging import configure_logging
 configure_logging("worker")
 log = structlog.get_logger()
-with bound_ids(request_id="r1", tenant="local"):
-    log.info("request_ended", prompt="canary", api_key="canary", num_tokens=3, value=object())
+log.info("request_ended", request_id="r1", prompt="canary", api_key="canary", num_tokens=3, value=object())
 log.debug("hidden")
 try:
     raise KeyError("canary")
@@ -166,7 +165,6 @@ except KeyError:
         "level": "info",
         "service": "worker",
         "request_id": "r1",
-        "tenant": "local",
         "num_tokens": 3,
         "prompt": "[dropped]",
         "api_key": "[dropped]",

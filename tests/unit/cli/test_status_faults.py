@@ -19,6 +19,7 @@ def worker(name: str, breaker: str, reason: str) -> PlacedWorker:
         last_seen_ms=0,
         breaker=breaker,
         breaker_reason=reason,
+        breaker_retry_ms=12_000,
     )
 
 
@@ -38,6 +39,6 @@ def test_status_shows_open_breakers_with_their_reason_and_quarantined_prompts() 
     out = io.StringIO()
     status = Status(up={}, queue=queue, index=None, workers=(None, None))
     Console(file=out, width=200).print(show(status))
-    assert "worker-0 (breaker open: errors)" in out.getvalue()
+    assert "worker-0 (breaker open: errors, tries again in 12 s)" in out.getvalue()
     assert out.getvalue().count("breaker") == 1
     assert f"{'ab' * 16}: 2 workers died with this prompt, refused for 60 s more" in out.getvalue()
