@@ -8,6 +8,8 @@ DEV_STAMP := $(VENV)/.installed-dev
 # Spin barriers of OpenMP collapse when anything else runs on the machine.
 export GOMP_SPINCOUNT ?= 10000
 export TOKENIZERS_PARALLELISM ?= false
+# Hundreds of Python processes are started: what one has compiled, the next ones read, whatever the caller set.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: serve test test-slow lint protos peers clean
 

@@ -43,7 +43,9 @@ from services.domain.ids import RequestId, TenantId
 TRACEPARENT_CHARS = 55
 """Of a W3C traceparent: version, trace, span, flags."""
 DEADLINE_MARGIN_S = 0.03
-"""So much before the caller's deadline a request ends here, for its status to reach the caller in time."""
+"""So much before the caller's deadline a request ends here, for its status to reach the caller in time,"""
+DEADLINE_MARGIN_SHARE = 0.1
+"""but no larger a part of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +288,7 @@ def new_request_id() -> RequestId:
 def _with_deadline(limits: Limits, deadline_s: float | None) -> Limits:
     if deadline_s is None:
         return limits
-    total_s = max(0.001, deadline_s - min(DEADLINE_MARGIN_S, deadline_s / 10))
+    total_s = max(0.001, deadline_s - min(DEADLINE_MARGIN_S, deadline_s * DEADLINE_MARGIN_SHARE))
     return dataclasses.replace(
         limits, total_s=total_s if limits.total_s is None else min(limits.total_s, total_s)
     )

@@ -101,7 +101,7 @@ async def test_refusals_are_counted_by_the_limit_that_is_told(store: QuotaStore)
 
 
 async def test_a_day_is_kept_so_long_and_not_longer(valkey_url: str) -> None:
-    redis = connect(valkey_url, limit_s=5.0)
+    redis = connect(valkey_url, limit_s=20.0)
     account = split(an_account())
     await RedisQuota(redis).settle([used(account, 1)])
     (key,) = await redis.execute("KEYS", f"*{account.organisation}*usage*")

@@ -168,14 +168,6 @@ async def test_with_tls_it_comes_up_and_its_commands_work(tmp_path: Path) -> Non
         assert set(json.loads(out)["up"].values()) == {False}
 
 
-async def test_killing_the_launcher_leaves_no_process(tmp_path: Path) -> None:
-    async with launch(tmp_path, "--sim", "--model", "sim") as launcher:
-        await launcher.ready()
-        family = launcher.family()
-        launcher.process.kill()
-        await none_left(family)
-
-
 async def test_a_busy_port_is_one_line(tmp_path: Path) -> None:
     offset = free_offset()
     with socket.socket() as holder:

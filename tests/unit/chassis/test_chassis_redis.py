@@ -143,11 +143,11 @@ async def test_more_callers_than_connections_all_end_in_time(proxy: Proxy) -> No
 
 
 async def test_a_burst_waits_for_its_turn_while_redis_answers(proxy: Proxy) -> None:
-    async with store_on(proxy.port, limit_s=1.0) as store:
+    async with store_on(proxy.port, limit_s=3.0) as store:
         await store.execute("PING", limit_s=20)
         proxy.delay_s = 0.1
-        replies = await asyncio.gather(*(store.execute("PING") for _ in range(30)))
-    assert replies == [b"PONG"] * 30  # The last after three times the limit.
+        replies = await asyncio.gather(*(store.execute("PING") for _ in range(40)))
+    assert replies == [b"PONG"] * 40  # The last after more than the limit.
 
 
 @pytest.mark.failure("B152")
@@ -172,7 +172,7 @@ async def test_a_black_hole_costs_little_and_recovery_is_automatic(proxy: Proxy)
 
 
 async def test_calls_lost_together_are_one_failure_and_the_next_call_works(proxy: Proxy) -> None:
-    async with store_on(proxy.port, limit_s=5.0) as store:
+    async with store_on(proxy.port, limit_s=20.0) as store:
         await store.execute("PING")
         proxy.delay_s = None
         tasks = [asyncio.create_task(store.execute("PING")) for _ in range(10)]

@@ -153,7 +153,7 @@ class Worker:
 async def test_messages_go_both_ways_in_order(scheduler: Scheduler, stub: Any) -> None:
     worker = Worker(stub)
     link = asyncio.create_task(worker.session())
-    await worker.until(lambda: worker.welcomes == 1)
+    await worker.until(lambda: worker.welcomes >= 1)
     for seq in range(1, 101):
         worker.outbox.put_nowait(pb.ConnectWorkerRequest(report=pb.Report(seq=seq)))
     await worker.until(lambda: len(worker.received) == 100)
@@ -168,7 +168,7 @@ async def test_a_link_comes_back_after_the_server_ended_it(scheduler: Scheduler,
     worker = Worker(stub)
     link = asyncio.create_task(keep_connected("scheduler", worker.session, jitter=random.Random(1)))
     for boot in itertools.count(1):
-        await worker.until(lambda boot=boot: worker.welcomes == boot)
+        await worker.until(lambda boot=boot: worker.welcomes >= boot)
         if boot == 3:
             break
         scheduler.outboxes[-1].close()
@@ -234,7 +234,7 @@ async def test_clients_that_vanish_leave_the_server_well(scheduler: Scheduler, s
         await asyncio.gather(link, return_exceptions=True)
     worker = Worker(stub)
     link = asyncio.create_task(worker.session())
-    await worker.until(lambda: worker.welcomes == 1)
+    await worker.until(lambda: worker.welcomes >= 1)
     link.cancel()
     await asyncio.gather(link, return_exceptions=True)
 
@@ -248,7 +248,7 @@ async def test_a_channel_closed_under_a_link_is_a_lost_peer_and_no_cancellation(
     await server.start()
     worker = Worker(scheduler_pb2_grpc.SchedulerServiceStub(channel))
     link = asyncio.create_task(worker.session())
-    await worker.until(lambda: worker.welcomes == 1)
+    await worker.until(lambda: worker.welcomes >= 1)
     await channel.close()
     with pytest.raises((PeerSilent, grpc.RpcError)):
         await link

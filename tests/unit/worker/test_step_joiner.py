@@ -30,7 +30,7 @@ class Wire:
         self.arrived.set()
 
     async def next_step(self) -> GatewayStep:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             self.arrived.clear()
             await self.arrived.wait()
         return self.steps[-1]
