@@ -83,6 +83,22 @@ async def test_after_every_kind_of_end_the_whole_concurrency_is_there(rig: Rig) 
     await rig.settled()
 
 
+@pytest.mark.failure("B132")
+async def test_a_tenant_is_charged_what_its_answers_say_and_nothing_else(rig: Rig) -> None:
+    rig.worker.script, rig.worker.step_s = says("some text"), 0.001
+    said = 0
+    for number in range(30):
+        fields = {"prompt": "x" * (1 + number), "n": 1 + number % 3, "max_output_tokens": 1 + number % 11}
+        usage = (await generate(rig, metadata=ACME_KEY, **fields)).receipt.usage
+        said += usage.prompt_tokens + usage.output_tokens
+        rig.worker.refuses = BadRow("a row of the step is not finite") if number % 10 == 9 else None
+        await failure_of(rig, metadata=ACME_KEY, **({} if rig.worker.refuses else {"n": 99}))
+        rig.worker.refuses = None
+    await rig.settled()
+    use = await use_by(rig.quota, ACME)
+    assert (use.day_spent, use.day_charged, use.month_spent) == (said, said, said)
+
+
 @pytest.mark.failure("B075")
 async def test_three_choices_with_three_ends_say_each_once_and_last(rig: Rig) -> None:
     texts = [[*b"by itself", EOS, *b"never"], list(b"by END never"), list(b"by length")]

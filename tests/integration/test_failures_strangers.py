@@ -1,5 +1,9 @@
-"""Every method of the gateway's gRPC door asks who calls, whatever is added to it later."""
+"""Every method of the gateway's gRPC door asks who calls, and nobody else listens beyond its machine."""
 
+import asyncio
+import os
+import sys
+from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import AsyncIterator
 
 import grpc
@@ -45,3 +49,23 @@ async def test_no_method_is_open_to_a_stranger(rig: Rig, metadata: tuple[tuple[s
             await (call.read() if method.server_streaming else call)
         assert isinstance(from_rpc_error(caught.value), BadCredential), method.name
     assert rig.scheduler.acquired == []
+
+
+@pytest.mark.failure("B179")
+async def test_no_service_listens_beyond_its_machine_without_tls_or_being_told_so() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
+
+    async def start(service: str) -> tuple[int | None, str]:
+        words = (sys.executable, "-m", service, "--host", "0.0.0.0", "--port", "0", "--probe-port", "0")
+        process = await asyncio.create_subprocess_exec(*words, stdout=PIPE, stderr=STDOUT, env=environment)
+        try:
+            written, _ = await asyncio.wait_for(process.communicate(), 60)
+        finally:
+            if process.returncode is None:
+                process.kill()
+        return process.returncode, written.decode()
+
+    # A worker's own test is in test_worker_process.py.
+    for code, written in await asyncio.gather(*map(start, ("gateway", "scheduler", "kvmanager"))):
+        assert code == 2, written
+        assert written.startswith("error: listening on 0.0.0.0 reaches beyond this machine")
