@@ -23,7 +23,8 @@ from services.chassis.fatal import FatalError
 from services.chassis.grpc import require_free_port
 from services.chassis.redis import connect
 from services.domain.errors import DependencyDown
-from services.launcher.topology import LOOPBACK, Model, Ports, Suite, plan
+from services.launcher.ports import LOOPBACK, Ports
+from services.launcher.topology import Model, Suite, plan
 from services.launcher.up import find_redis
 from worker.devices import DeviceNodes, NoDevice, device_nodes, find_device
 from worker.executors.native.build import NoCompiler, find_compiler

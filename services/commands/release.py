@@ -11,7 +11,7 @@ from services.chassis.fatal import FatalError
 from services.commands.output import add_output_flags, print_json
 from services.commands.tls_flags import add_tls_flags, operator_tls
 from services.domain.errors import ServeError
-from services.launcher.topology import LOOPBACK, Ports
+from services.launcher.ports import LOOPBACK, Ports
 from services.rpc.fleet_control import release_quarantine
 
 

@@ -6,7 +6,7 @@ Knows flags and ports; asks nobody.
 import argparse
 
 from services.commands.tls_flags import add_tls_flags
-from services.launcher.topology import LOOPBACK, Ports
+from services.launcher.ports import LOOPBACK, Ports
 
 
 def add_suite_flags(parser: argparse.ArgumentParser, *, gateway: bool = True) -> None:

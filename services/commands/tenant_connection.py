@@ -19,7 +19,7 @@ from services.commands.output import add_output_flags
 from services.commands.tls_flags import add_tls_flags, operator_tls
 from services.domain.errors import ServeError
 from services.launcher.admin_key import admin_key_file
-from services.launcher.topology import LOOPBACK, Ports
+from services.launcher.ports import LOOPBACK, Ports
 from services.rpc.tenant_admin import TenantAdminClient
 
 Command = Callable[[TenantAdminClient, argparse.Namespace], Coroutine[Any, Any, int]]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from services.client.values import Receipt
 from services.domain.miss_reason import MissReason
-from services.launcher.topology import Ports
+from services.launcher.ports import Ports
 
 METHOD = "protos.gateway.v1.GenerateService/Generate"
 EXAMPLE_PROMPT = "Why is the sky blue? Answer in two sentences."

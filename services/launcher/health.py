@@ -9,7 +9,8 @@ from functools import partial
 
 from services.chassis.grpc import is_serving
 from services.chassis.tls import Tls, open_channel
-from services.launcher.topology import LOOPBACK, Health, Process
+from services.launcher.ports import LOOPBACK
+from services.launcher.topology import Health, Process
 
 _LIMIT_S = 2.0
 

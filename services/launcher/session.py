@@ -27,8 +27,9 @@ from services.launcher.calls import (
     indent,
     receipt_lines,
 )
+from services.launcher.ports import LOOPBACK
 from services.launcher.supervisor import Supervisor
-from services.launcher.topology import LOOPBACK, Suite, plan
+from services.launcher.topology import Suite, plan
 
 MODELS_LIMIT_S = 60.0
 """Seconds from all processes up until the gateway lists every model."""

@@ -22,7 +22,8 @@ from services.chassis.tls import Tls
 from services.launcher.board import Board
 from services.launcher.child_log import how_far, why_it_ended
 from services.launcher.health import HealthCheck
-from services.launcher.topology import LOOPBACK, Process
+from services.launcher.ports import LOOPBACK
+from services.launcher.topology import Process
 
 POLL_S = 0.1
 START_LIMIT_S = 300.0

@@ -25,9 +25,10 @@ from services.chassis.grpc import check_bind
 from services.chassis.tls import OPERATOR, load_tls
 from services.launcher.admin_key import admin_key_file, keep_admin_key
 from services.launcher.models import find_models, names
+from services.launcher.ports import LOOPBACK, Ports
 from services.launcher.session import Session
 from services.launcher.supervisor import check_ports
-from services.launcher.topology import LOOPBACK, Model, Ports, Suite, plan
+from services.launcher.topology import Model, Suite, plan
 from worker.devices import device_nodes
 
 KEPT_RUNS = 20

@@ -22,7 +22,7 @@ from services.artifacts.model_cache import cache_folder
 from services.chassis.fatal import BusyPort
 from services.chassis.lifecycle import LIFELINE_VARIABLE
 from services.client import AsyncClient
-from services.launcher.topology import Ports
+from services.launcher.ports import Ports
 from services.rpc.fleet_status import QueueStatus, WorkerStatus, queue_status, worker_statuses
 from tests.e2e.stack_setup import KEYS, MODEL, Setup
 

@@ -17,8 +17,9 @@ import psutil
 import pytest
 
 from services.chassis.fatal import BusyPort
+from services.launcher.ports import Ports
 from services.launcher.supervisor import check_ports
-from services.launcher.topology import Model, Ports, Suite, plan
+from services.launcher.topology import Model, Suite, plan
 from tests.fakes.certificates import configuration, make_certs
 from tests.fakes.valkey import eventually
 

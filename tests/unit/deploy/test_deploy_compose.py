@@ -17,7 +17,7 @@ from services.chassis.config import load
 from services.chassis.grpc import check_bind
 from services.chassis.lifecycle import DRAIN_LIMIT_S
 from services.launcher.first_start import FirstStartConfig, make, write_once
-from services.launcher.topology import Ports
+from services.launcher.ports import Ports
 from tests.unit.deploy.deployment import (
     ONCE,
     ROOT,

@@ -13,8 +13,8 @@ from services.domain.miss_reason import MissReason
 from services.launcher.calls import endpoint_lines, example_calls, receipt_lines
 from services.launcher.child_log import how_far, what_it_does, why_it_ended
 from services.launcher.models import names, serve_name
+from services.launcher.ports import Ports
 from services.launcher.sim_model import write_sim_model
-from services.launcher.topology import Ports
 
 RECEIPT = Receipt(
     request_id="r1",

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.topology import Health, Model, Ports, Process, Suite, plan
+from services.launcher.ports import Ports
+from services.launcher.topology import Health, Model, Process, Suite, plan
 
 BASE = Suite(
     models=(Model("small", Path("/m/small.gguf")),),
