@@ -87,6 +87,14 @@ class Ranks:
         """
         out.view(len(x), self.size, x.shape[1]).copy_(self._all(x).transpose(0, 1))
 
+    def share(self, x: Tensor) -> None:
+        """Write rank 0's x over every rank's. x: [count], contiguous.
+
+        Raises:
+            RuntimeError: As `sum`.
+        """
+        x.copy_(self._all(x)[0])
+
     def leave(self) -> None:
         """Exchange nothing any more, from any thread; what is under way on a GPU ends at once."""
         group, self._group = self._group, None

@@ -99,11 +99,18 @@ class TritonPlan:
             head_dim=plan.head_dim,
             device=device,
         )
+        if self._ranks is not None:
+            self._ranks.reserve(limits.max_sequences, torch.int32)
         for op in plan.ops:
             if op.kind in (OpKind.ALL_REDUCE, OpKind.ALL_GATHER) and self._ranks is not None:
                 self._ranks.reserve(slots[op.inputs[0]].numel(), slots[op.inputs[0]].dtype)
         num_pieces = max(most(limits.max_step_tokens) for most in self._most_pieces)
         return PlanMemory(slots, splits, torch.empty(num_pieces, device=device), slots[plan.output])
+
+    def share_ids(self, ids: Tensor) -> None:
+        """Let all ranks go on with the ids that rank 0 has drawn. ids: [F] int32, at most one a sequence."""
+        if self._ranks is not None:
+            self._ranks.share(ids)
 
     def run(self, step: TritonStep, kv: Sequence[LayerKv], memory: PlanMemory) -> Tensor:
         """Launch every operation and return the logits [O, vocab] float32.

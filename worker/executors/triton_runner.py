@@ -94,9 +94,9 @@ class StepRunner:
             shape = StepShape.decode(self._sizes[place])
             graph = self._graphs[self._sizes[place]]
         self._memory.upload(batch, rows, shape, padding_slot=self._padding_slot)
-        if batch.feeds is not None:
+        if batch.feeds is not None and len(batch.feeds):
             with self._stream.launching():
-                self._memory.feed(len(batch.feeds))
+                self._plan.share_ids(self._memory.feed(len(batch.feeds)))
         if graph is not None:
             graph.replay()
         else:

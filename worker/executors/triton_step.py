@@ -197,10 +197,12 @@ class StepMemory:
         if len(rows.entries):
             self._upload_entries(rows)
 
-    def feed(self, num_tokens: int) -> None:
-        """Launch the copy of what the step before drew to the first ids of this one."""
+    def feed(self, num_tokens: int) -> Tensor:
+        """Launch the copy of what the step before drew to the first ids of this one; return their place."""
         token_ids, inputs = self._results.tensor("token_ids"), self._inputs.tensor
-        torch.index_select(token_ids, 0, inputs("feeds")[:num_tokens], out=inputs("ids")[:num_tokens])
+        ids = inputs("ids")[:num_tokens]
+        torch.index_select(token_ids, 0, inputs("feeds")[:num_tokens], out=ids)
+        return ids
 
     def download(self, num_outputs: int, *, has_top: bool) -> Downloaded:
         """Queue the copy of a step's results."""

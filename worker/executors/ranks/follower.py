@@ -22,6 +22,7 @@ from services.chassis.logging import configure_logging
 from worker.executors.base import ExecutorFault
 from worker.executors.ranks.local import RankExecutor, load_rank
 from worker.executors.ranks.messages import Channel, Closed, Kind, RankProfile, RankSpec, unpack_batch
+from worker.executors.ranks.steps import Steps
 from worker.plan.shard import CannotShard
 
 _log = structlog.get_logger()
@@ -46,8 +47,14 @@ def main() -> None:
             Kind.LOADED,
             RankProfile(profile.numerics, profile.namespace, profile.page_bytes, profile.weight_bytes),
         )
+        steps = Steps(executor)
         while True:
-            _obey(*frames.get(), executor, spec, channel)
+            try:
+                kind, body = frames.get(timeout=steps.rest_s)
+            except queue.Empty:
+                steps.finish()
+                continue
+            _obey(kind, body, executor, steps, spec, channel)
     except Exception as exc:
         # The edge of the process. What is no fault of ours is a sentence for rank 0 to show.
         _log.error("rank_failed", rank=spec.rank, exc_info=exc)
@@ -58,7 +65,9 @@ def main() -> None:
     os._exit(1)
 
 
-def _obey(kind: Kind, body: bytearray, executor: RankExecutor, spec: RankSpec, channel: Channel) -> None:
+def _obey(
+    kind: Kind, body: bytearray, executor: RankExecutor, steps: Steps, spec: RankSpec, channel: Channel
+) -> None:
     """Do what one frame says.
 
     Raises:
@@ -66,13 +75,14 @@ def _obey(kind: Kind, body: bytearray, executor: RankExecutor, spec: RankSpec, c
     """
     match kind:
         case Kind.STEP:
-            executor.execute(unpack_batch(body))
+            steps.run(unpack_batch(body))
         case Kind.JOIN:
             executor.join(Path(spec.store))
         case Kind.ALLOCATE:
             executor.allocate(json.loads(body))
             channel.send(Kind.ALLOCATED)
         case Kind.RELEASE:
+            steps.finish()
             executor.close()
         case _:
             raise AssertionError(f"rank 0 sends no {kind.name}")

@@ -7,15 +7,16 @@ numbers everywhere, and rank 0 draws. Knows nothing of requests, or of what is e
 import contextlib
 import hashlib
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from services.artifacts.artifact import ModelArtifact
 from services.domain.ids import Namespace
 from worker.engine.batch import Batch, StepResult
-from worker.executors.base import ExecutorFault, ModelProfile, nothing
-from worker.executors.ranks.local import RankExecutor, load_rank
+from worker.executors.base import ExecutorFault, ModelProfile, OverlappingExecutor, nothing
+from worker.executors.ranks.local import OverlappingRank, RankExecutor, load_rank
 from worker.executors.ranks.messages import Kind, RankProfile, RankSpec, pack_batch
 from worker.executors.ranks.processes import RankLost, RankProcesses
 
@@ -76,10 +77,8 @@ class GroupExecutor:
             ExecutorFault: It failed here, or a rank is gone, or did not do its part in time.
         """
         self._others.tell(Kind.STEP, pack_batch(batch))
-        try:
+        with self._blaming():
             return self._local.execute(batch, meanwhile)
-        except ExecutorFault as fault:
-            raise self._others.blame(fault) from fault
 
     def close(self) -> None:
         """Release the KV memory of every rank; the ranks live on, until `end` or the end of this process."""
@@ -92,6 +91,39 @@ class GroupExecutor:
         self._others.close()
         self._local.leave()
         self._folder.cleanup()
+
+    @contextlib.contextmanager
+    def _blaming(self) -> Iterator[None]:
+        """Say which rank it was, where one that ended has failed this one's step."""
+        try:
+            yield
+        except ExecutorFault as fault:
+            raise self._others.blame(fault) from fault
+
+
+class OverlappingGroup(GroupExecutor):
+    """One whose ranks have the next step queued while one runs; what rank 0 drew they get inside of it."""
+
+    _local: OverlappingRank
+
+    def launch(self, batch: Batch) -> Any:
+        """Queue a step in every rank (see `OverlappingExecutor.launch`).
+
+        Raises:
+            ExecutorFault: As `execute`.
+        """
+        self._others.tell(Kind.STEP, pack_batch(batch))
+        with self._blaming():
+            return self._local.launch(batch)
+
+    def collect(self, launched: Any) -> StepResult:
+        """Wait for the oldest step under way (see `OverlappingExecutor.collect`).
+
+        Raises:
+            ExecutorFault: As `execute`.
+        """
+        with self._blaming():
+            return self._local.collect(launched)
 
 
 def load_group(artifact: ModelArtifact, spec: RankSpec) -> GroupExecutor:
@@ -122,7 +154,8 @@ def load_group(artifact: ModelArtifact, spec: RankSpec) -> GroupExecutor:
         raise
     is_on_gpus = spec.device != "cpu"
     profile = _profile_of(local.profile, profiles, is_on_gpus=is_on_gpus)
-    return GroupExecutor(local, others, profile, folder, is_on_gpus=is_on_gpus)
+    made = OverlappingGroup if isinstance(local, OverlappingExecutor) else GroupExecutor
+    return made(local, others, profile, folder, is_on_gpus=is_on_gpus)
 
 
 def _profile_of(own: ModelProfile, others: Sequence[RankProfile], *, is_on_gpus: bool) -> ModelProfile:

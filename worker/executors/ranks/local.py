@@ -9,7 +9,7 @@ from typing import Protocol
 from services.artifacts.artifact import ModelArtifact, open_artifact
 from services.domain.kv_layout import KvFormat
 from worker.devices import Device
-from worker.executors.base import Executor
+from worker.executors.base import Executor, OverlappingExecutor
 from worker.executors.ranks.messages import RankSpec
 
 
@@ -25,6 +25,10 @@ class RankExecutor(Executor, Protocol):
 
     def leave(self) -> None:
         """Exchange nothing with them any more."""
+
+
+class OverlappingRank(RankExecutor, OverlappingExecutor, Protocol):
+    """One whose device runs a step while the next one is prepared."""
 
 
 def load_rank(spec: RankSpec, source: ModelArtifact | Path) -> RankExecutor:

@@ -18,8 +18,9 @@ from services.domain.kv_layout import KvFormat
 from worker.engine.batch import Batch
 from worker.executors.base import StepLimits
 
+_NO_FEEDS = np.empty(0, np.int32)
 _HEADER = struct.Struct("<BQ")
-_COUNTS = struct.Struct("<4I")
+_COUNTS = struct.Struct("<5I")
 
 
 class Kind(IntEnum):
@@ -153,7 +154,8 @@ class Channel:
 
 def pack_batch(batch: Batch) -> bytes:
     """Return the arrays of a batch as bytes, little-endian; its rows of sampling stay here."""
-    counts = _COUNTS.pack(len(batch.ids), *batch.page_table.shape, len(batch.out_rows))
+    feeds = _NO_FEEDS if batch.feeds is None else batch.feeds
+    counts = _COUNTS.pack(len(batch.ids), *batch.page_table.shape, len(batch.out_rows), len(feeds))
     arrays = (
         batch.ids,
         batch.positions,
@@ -161,21 +163,25 @@ def pack_batch(batch: Batch) -> bytes:
         batch.context_len,
         batch.page_table,
         batch.out_rows,
+        feeds,
     )
     return counts + b"".join(np.ascontiguousarray(array, "<i4").tobytes() for array in arrays)
 
 
 def unpack_batch(body: bytearray) -> Batch:
-    """Return the batch that `pack_batch` packed, over the same memory, with nothing to draw."""
-    tokens, sequences, width, outputs = _COUNTS.unpack_from(body)
-    shapes = ((tokens,), (tokens,), (sequences + 1,), (sequences,), (sequences, width), (outputs,))
+    """Return the batch that `pack_batch` packed, over the same memory, with nothing to draw.
+
+    That a step is fed no id is not kept: it needs nothing of the step before.
+    """
+    tokens, sequences, width, outputs, fed = _COUNTS.unpack_from(body)
+    shapes = ((tokens,), (tokens,), (sequences + 1,), (sequences,), (sequences, width), (outputs,), (fed,))
     numbers = np.frombuffer(body, "<i4", offset=_COUNTS.size)
     arrays = []
     start = 0
     for shape in shapes:
         arrays.append(numbers[start : start + prod(shape)].reshape(shape))
         start += prod(shape)
-    ids, positions, query_start, context_len, page_table, out_rows = arrays
+    ids, positions, query_start, context_len, page_table, out_rows, feeds = arrays
     return Batch(
         ids=ids,
         positions=positions,
@@ -184,4 +190,5 @@ def unpack_batch(body: bytearray) -> Batch:
         page_table=page_table,
         out_rows=out_rows,
         sampling=(),
+        feeds=feeds if fed else None,
     )
