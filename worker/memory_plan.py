@@ -14,7 +14,7 @@ from services.domain.capacity import pages_for
 from services.domain.kv_layout import KvFormat, KvLayout
 from worker.engine.config import MAX_SCORED_TOKENS
 from worker.plan.arena import pack, rows_for
-from worker.plan.op import Plan
+from worker.plan.op import OpKind, Plan
 
 HEADROOM = 0.125
 """Share of weights, KV and activations kept free for fragmentation and the unforeseen."""
@@ -92,7 +92,7 @@ class MemoryPlan:
     kv_bytes: int
     """KV of all concurrent requests at full length, and never less than one at full context."""
     activation_bytes: int
-    """The arena of the largest step, in whole huge pages."""
+    """The arena of the largest step, in whole huge pages, and what ranks exchange in it."""
     logits_bytes: int
     """Rows of the vocabulary: one for each request, and those of prompts that are scored."""
     table_bytes: int
@@ -132,8 +132,8 @@ def plan_memory(plan: Plan, setup: Setup, budget_bytes: int) -> MemoryPlan:
     what sampling sorts, up to 12 bytes for each id of the vocabulary and thread.
 
     Args:
-        plan: The model.
-        budget_bytes: Memory that the worker may take.
+        plan: The model, or the share of it that a rank computes: then all figures are that rank's.
+        budget_bytes: Memory that the worker may take, or the rank.
     """
     load = setup.workload
     weights = _weight_bytes(plan, setup)
@@ -148,7 +148,7 @@ def plan_memory(plan: Plan, setup: Setup, budget_bytes: int) -> MemoryPlan:
         setup=setup,
         weight_bytes=weights,
         kv_bytes=kv,
-        activation_bytes=-(-arena // _HUGE_PAGE) * _HUGE_PAGE,
+        activation_bytes=-(-arena // _HUGE_PAGE) * _HUGE_PAGE + _exchange_bytes(plan, rows, num_logits),
         logits_bytes=_FLOAT_BYTES * num_logits * plan.slots[plan.output].width,
         table_bytes=load.context_tokens * _position_bytes(plan),
         process_bytes=PROCESS_BYTES,
@@ -167,6 +167,22 @@ def plan_memory(plan: Plan, setup: Setup, budget_bytes: int) -> MemoryPlan:
 def _room(found: MemoryPlan) -> int:
     """Return what the budget leaves for KV."""
     return int(found.budget_bytes / (1 + HEADROOM)) - found.fixed_bytes
+
+
+def _exchange_bytes(plan: Plan, num_tokens: int, num_outputs: int) -> int:
+    """Return what a rank's share of a plan exchanges at once: all ranks' parts, and their sum in float32."""
+    rows = {"T": num_tokens, "O": num_outputs}
+    inputs = [
+        plan.slots[op.inputs[0]] for op in plan.ops if op.kind in (OpKind.ALL_REDUCE, OpKind.ALL_GATHER)
+    ]
+    most = max((rows[slot.rows] * slot.width for slot in inputs), default=0)
+    return _FLOAT_BYTES * most * (num_ranks(plan) + 1)
+
+
+def num_ranks(plan: Plan) -> int:
+    """Return how many ranks a plan is shared by: logits are gathered from all of them."""
+    gathers = (op for op in plan.ops if op.kind is OpKind.ALL_GATHER)
+    return next((plan.slots[op.outputs[0]].width // plan.slots[op.inputs[0]].width for op in gathers), 1)
 
 
 def _position_bytes(plan: Plan) -> int:

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.table import Table
@@ -16,7 +17,7 @@ from services.commands.output import add_output_flags, console, print_json
 from services.domain.kv_layout import PAGE_SIZES, KvFormat
 from worker.engine.config import MAX_SCORED_TOKENS
 from worker.executors.native.packed_size import packed_bytes
-from worker.executors.weights.loader import open_model
+from worker.executors.weights.loader import open_model, shard_model
 from worker.executors.weights.packed.scheme import read_scheme
 from worker.memory_plan import (
     MemoryPlan,
@@ -25,11 +26,13 @@ from worker.memory_plan import (
     Workload,
     changes_that_fit,
     nearest_storage,
+    num_ranks,
     plan_memory,
 )
 from worker.models.errors import UnsupportedModel
 from worker.models.registry import build_model
 from worker.plan.op import Plan
+from worker.plan.shard import CannotShard, shard
 
 _EXIT_TOO_LITTLE = 1
 _STORAGE_OF_BITS = {16: WeightStorage.BF16, 8: WeightStorage.INT8, 4: WeightStorage.INT4}
@@ -43,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
         budget = parse_bytes(args.memory)
     except ValueError as exc:
         raise ConfigError(f"--memory: {exc}") from exc
-    plan, max_positions, shipped = _model(args.model)
+    plan, max_positions, shipped = _model(args.model, args.tensor_parallel_size)
     try:
         workload = Workload(
             context_tokens=args.context or max_positions,
@@ -61,9 +64,10 @@ def main(argv: Sequence[str]) -> int:
     wanted = plan_memory(plan, setup, budget)
     changes = [] if wanted.fits else changes_that_fit(plan, setup, budget)
     if args.json:
-        print_json(_as_map(wanted) | {"changes": [_as_map(change) for change in changes]})
+        shared = {"ranks": num_ranks(plan), "num_kv_heads": plan.num_kv_heads}
+        print_json(_as_map(wanted) | shared | {"changes": [_as_map(change) for change in changes]})
     else:
-        _show(setup, wanted, changes)
+        _show(plan, setup, wanted, changes)
     return 0 if wanted.fits else _EXIT_TOO_LITTLE
 
 
@@ -76,7 +80,13 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", help="known name, model folder, GGUF file, or a config.json alone")
-    parser.add_argument("--memory", required=True, help="what the worker may take, e.g. 24GB")
+    parser.add_argument("--memory", required=True, help="what the worker (each rank) may take, e.g. 24GB")
+    parser.add_argument(
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        help="ranks that compute the model together, each on a GPU of its own; all figures are of one [1]",
+    )
     parser.add_argument("--context", type=int, help="longest prompt + output [the model's own]")
     parser.add_argument("--prompt", type=int, default=1500, help="tokens of a typical prompt [1500]")
     parser.add_argument("--output", type=int, default=300, help="tokens of a typical answer [300]")
@@ -103,14 +113,19 @@ def _weights(
     return nearest_storage(plan, shipped), shipped
 
 
-def _model(name: str) -> tuple[Plan, int, int | WeightStorage]:
+def _model(name: str, size: int) -> tuple[Plan, int, int | WeightStorage]:
     """Return the plan of what `name` means, its longest context, and its weights' bytes.
+
+    Of several ranks these are rank 0's, which has the most: biases of summed products are its alone.
 
     Where there are no weights, only a config.json, it says how matrices are held instead of the bytes.
 
     Raises:
+        ConfigError: It does not divide over so many ranks.
         FatalError: It cannot be read, or is no model that we compute.
     """
+    if size < 1:
+        raise ConfigError(f"--tensor-parallel-size must be at least 1, got {size}")
     path = Path(name).expanduser()
     try:
         if path.name.endswith(".json") and path.is_file():
@@ -120,9 +135,15 @@ def _model(name: str) -> tuple[Plan, int, int | WeightStorage]:
             config.pop("quantization_config", None)
             model = build_model(config)
             shipped: int | WeightStorage = _STORAGE_OF_BITS[scheme.widest_bits if scheme else 16]
+            if size > 1:
+                model = replace(model, plan=shard(model.plan, rank=0, size=size).plan)
         else:
             model, weights = open_model(open_artifact(resolve(name)))
+            if size > 1:
+                model, weights = shard_model(model, weights, rank=0, size=size)
             shipped = packed_bytes(model.plan, weights)
+    except CannotShard as exc:
+        raise ConfigError(f"--tensor-parallel-size {size}: {exc}") from exc
     except (ArtifactError, UnsupportedModel) as exc:
         raise FatalError(f"{name}: {exc}" if isinstance(exc, UnsupportedModel) else str(exc)) from exc
     except (OSError, ValueError) as exc:
@@ -130,17 +151,21 @@ def _model(name: str) -> tuple[Plan, int, int | WeightStorage]:
     return model.plan, model.config.max_positions, shipped
 
 
-def _show(setup: Setup, wanted: MemoryPlan, changes: Sequence[MemoryPlan]) -> None:
+def _show(plan: Plan, setup: Setup, wanted: MemoryPlan, changes: Sequence[MemoryPlan]) -> None:
     load = setup.workload
     screen = console()
+    ranks = num_ranks(plan)
     table = Table("what", "takes", "how", box=None, pad_edge=False)
-    held = setup.weights if setup.shipped_bytes is None else "as the files hold them"
-    table.add_row("weights", _size(wanted.weight_bytes), held)
+    held = str(setup.weights) if setup.shipped_bytes is None else "as the files hold them"
+    table.add_row(
+        "weights", _size(wanted.weight_bytes), held if ranks == 1 else f"{held}, of each of {ranks} ranks"
+    )
     table.add_row(
         "KV",
         _size(wanted.kv_bytes),
         f"{setup.kv}, {load.concurrency} x {load.prompt_tokens + load.output_tokens} tokens,"
-        f" at least one of {load.context_tokens}",
+        f" at least one of {load.context_tokens}"
+        + ("" if ranks == 1 else f", {plan.num_kv_heads} key-value heads a rank"),
     )
     table.add_row("activations", _size(wanted.activation_bytes), f"steps of {load.step_tokens} tokens")
     table.add_row(

@@ -9,17 +9,21 @@ import pytest
 from services.chassis.fatal import ConfigError, FatalError
 from services.commands.plan import main
 from services.domain.kv_layout import KvFormat
+from tests.unit.executors.tiny_models import make_model, save_folder
 from worker.memory_plan import (
     PROCESS_BYTES,
     Setup,
     WeightStorage,
     Workload,
     changes_that_fit,
+    num_ranks,
     page_bytes_of,
     plan_memory,
     weights_of,
 )
 from worker.models.registry import build_model
+from worker.plan.arena import pack
+from worker.plan.shard import shard
 
 CONFIG = {
     "model_type": "llama",
@@ -128,6 +132,62 @@ def test_the_command_works_from_a_config_alone(
     assert b"fits: " in capsysbinary.readouterr().out
 
 
+SHARED = CONFIG | {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 512}
+
+
+def test_ranks_share_weights_and_heads_and_a_head_is_held_twice_where_there_are_too_few() -> None:
+    whole = build_model(SHARED).plan
+    of_one = plan_memory(whole, SETUP, 0)
+    # k and v of one head of 64 in 30 layers, in bf16; norms are every rank's.
+    head = 2 * 30 * 64 * 512 * 2
+    norms = 4 * 61 * 512
+    for size, share_of_kv, copied in ((2, 2, 0.0), (4, 2, 0.5), (8, 2, 0.75)):
+        own = shard(whole, rank=0, size=size).plan
+        assert num_ranks(own) == size
+        found = plan_memory(own, SETUP, 0)
+        assert found.weight_bytes == (of_one.weight_bytes - norms) / size + norms + copied * head
+        assert found.kv_bytes * share_of_kv == of_one.kv_bytes
+        assert found.logits_bytes == of_one.logits_bytes, "every rank has whole rows"
+        assert found.num_sequences == 0
+    assert num_ranks(whole) == 1
+
+
+def test_what_ranks_exchange_is_counted_as_they_reserve_it() -> None:
+    """Whole rows of 512 from 2 ranks and their sum, or halves of the logits: what is more."""
+    own = shard(build_model(SHARED).plan, rank=0, size=2).plan
+    rows = max(512 * 512, (32 + 64) * 49152 // 2)
+    arena = -(-4 * pack(own, num_tokens=512, num_outputs=512).size // (2 << 20)) * (2 << 20)
+    assert plan_memory(own, SETUP, 0).activation_bytes - arena == 4 * rows * 3
+
+
+def test_the_command_plans_each_rank(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(SHARED))
+    printed = []
+    for size in (1, 2, 4):
+        flags = ["--tensor-parallel-size", str(size), "--context", "4096", "--json"]
+        main([str(path), "--memory", "24GB", *flags])
+        printed.append(json.loads(capsysbinary.readouterr().out))
+    assert [one["ranks"] for one in printed] == [1, 2, 4]
+    assert [one["num_kv_heads"] for one in printed] == [2, 1, 1]
+    assert printed[0]["weight_bytes"] > printed[1]["weight_bytes"] > printed[2]["weight_bytes"]
+    assert printed[0]["kv_bytes"] == 2 * printed[1]["kv_bytes"] == 2 * printed[2]["kv_bytes"]
+    main([str(path), "--memory", "24GB", "--context", "4096", "--tensor-parallel-size", "4"])
+    assert b"1 key-value heads a rank" in capsysbinary.readouterr().out
+
+
+def test_a_file_is_planned_as_the_ranks_will_load_it(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    path = save_folder(make_model("llama", vocab_size=208, num_key_value_heads=1), tmp_path)
+    taken = []
+    for size in (1, 2):
+        flags = ["--tensor-parallel-size", str(size), "--prompt", "8", "--output", "8", "--json"]
+        main([str(path), "--memory", "4GB", *flags])
+        taken.append(json.loads(capsysbinary.readouterr().out)["weight_bytes"])
+    assert taken[0] / 2 < taken[1] < taken[0]
+
+
 @pytest.mark.parametrize(
     ("packed", "held"),
     [
@@ -157,6 +217,12 @@ def test_a_config_alone_says_how_its_weights_are_held(
         (["--memory", "1GB", "--prompt", "5000", "--context", "4096"], ConfigError, "context_tokens 4096"),
         (["--memory", "1GB", "--context", "9000"], ConfigError, "the model's 8192"),
         (["--memory", "1GB", "--concurrency", "0"], ConfigError, "concurrency must be at least 1"),
+        (
+            ["--memory", "1GB", "--tensor-parallel-size", "2"],
+            ConfigError,
+            "--tensor-parallel-size 2: 9 query heads do not divide by 2 ranks",
+        ),
+        (["--memory", "1GB", "--tensor-parallel-size", "0"], ConfigError, "must be at least 1, got 0"),
     ],
 )
 def test_bad_flags_are_named(tmp_path: Path, flags: list[str], error: type[Exception], says: str) -> None:
