@@ -109,25 +109,18 @@ def build_parts(
     """Build everything and start the links and the settler."""
     gateway_metrics = GatewayMetrics(metrics)
     auth = Authenticator(tenants, server_key, time.time)
-    feed = TenantFeed(tenants, tenant_log, auth.take_used)
+    admin = _admin_parts(host, tenants, tenant_log, server_key, auth)
     changed = asyncio.Event()
-
-    def on_change() -> None:
-        if scheduler.bands is not None:
-            tenants.set_bands(scheduler.bands)
-        changed.set()
-
-    scheduler = SchedulerLink(
-        scheduler_channel, name=name, epoch=lambda: host.epoch, build=BUILD, on_change=on_change
-    )
+    scheduler = _scheduler_link(host, name, scheduler_channel, tenants, changed)
     workers = WorkerLinks(name=name, epoch=lambda: host.epoch, build=BUILD, spawn=host.spawn, tls=tls)
     book = ModelBook(models, lambda: scheduler.models, lambda: scheduler.bands or Bands())
     encoder = PromptEncoder(executor, gateway_metrics.tokenized)
     table = LiveTable(max_live)
     store = OutagePolicy(quota)
     budgets = BudgetEnforcement(table)
-    limits = LimitLookup(auth=auth, quota=quota)
     settler = Settler(store, budgets.running, budgets.enforce, gateway_metrics.settlement_lost)
+    host.spawn(settler.run(), name="settler")
+    limits = LimitLookup(auth=auth, quota=quota)
     generate = Generate(
         auth=auth,
         models=book,
@@ -153,19 +146,11 @@ def build_parts(
         usage=UsageReports(tenants, quota, tenant_log, time.time),
         limits=limits,
     )
-    host.spawn(scheduler.run(), name="scheduler-link")
-    host.spawn(settler.run(), name="settler")
-    host.spawn(feed.run(), name="tenants")
     return Parts(
         generate=generate,
         queries=queries,
         auth=auth,
-        admin=AdminParts(
-            feed=feed,
-            log=tenant_log,
-            tenants=TenantAdmin(feed),
-            keys=KeyAdmin(feed, tenant_log, server_key),
-        ),
+        admin=admin,
         metrics=gateway_metrics,
         scheduler=scheduler,
         workers=workers,
@@ -173,3 +158,27 @@ def build_parts(
         table=table,
         changed=changed,
     )
+
+
+def _scheduler_link(
+    host: Host, name: str, channel: grpc.aio.Channel, tenants: TenantDirectory, changed: asyncio.Event
+) -> SchedulerLink:
+    """Return the link, started; it tells the directory which bands there are."""
+
+    def on_change() -> None:
+        if link.bands is not None:
+            tenants.set_bands(link.bands)
+        changed.set()
+
+    link = SchedulerLink(channel, name=name, epoch=lambda: host.epoch, build=BUILD, on_change=on_change)
+    host.spawn(link.run(), name="scheduler-link")
+    return link
+
+
+def _admin_parts(
+    host: Host, tenants: TenantDirectory, log: TenantLog, server_key: bytes, auth: Authenticator
+) -> AdminParts:
+    """Return what tenants and keys are administered by; they follow the store from now on."""
+    feed = TenantFeed(tenants, log, auth.take_used)
+    host.spawn(feed.run(), name="tenants")
+    return AdminParts(feed=feed, log=log, tenants=TenantAdmin(feed), keys=KeyAdmin(feed, log, server_key))

@@ -138,8 +138,47 @@ class Worker:
         return loading.result() if loading.done() else None
 
     async def _wire(self, loaded: Loaded) -> _Parts:
+        executor, profile = loaded.executor, loaded.executor.profile
+        scheduler = StepScheduler(self._engine_config(loaded))
+        engine = AsyncEngine(
+            lambda on_step, on_fault: StepLoop(scheduler, executor, on_step=on_step, on_fault=on_fault),
+            RequestTelemetry(self._metrics, profile.model),
+        )
+        if isinstance(executor, GroupExecutor):
+            # An idle group has to notice too: who waits for a step would wait for the next request.
+            executor.watch(engine.hand_over_fault)
+        engine.listen(StepMetrics(self._metrics).on_step)
+        tell_kernels(self._metrics, profile)
+        if loaded.device is not None:
+            tell_device(self._metrics, loaded.device)
+        facts = self._facts(loaded)
+        book = PlacementBook()
+        servicer = WorkerServicer(engine, facts, profile, book)
+        self._early.open(servicer)
+        load_report, kv_report = LoadReport(engine, book), KvReport(engine)
+        scheduler_link = kvmanager_link = None
+        if self._config.scheduler:
+            channel = open_channel(self._tls, self._config.scheduler, "scheduler")
+            scheduler_link = WorkerSchedulerLink(channel, facts, load_report)
+            load_report.tell(scheduler_link)
+        if self._config.kvmanager:
+            channel = open_channel(self._tls, self._config.kvmanager, "kvmanager")
+            kvmanager_link = WorkerKvManagerLink(channel, facts, kv_report)
+            kv_report.tell(kvmanager_link)
+        parts = _Parts(
+            engine=engine,
+            servicer=servicer,
+            load=load_report,
+            scheduler=scheduler_link,
+            kvmanager=kvmanager_link,
+        )
+        self._lifecycle.on_wake(lambda _: self._wake(parts, facts))
+        await engine.start()
+        return parts
+
+    def _engine_config(self, loaded: Loaded) -> EngineConfig:
         config, profile = self._config, loaded.executor.profile
-        engine_config = EngineConfig(
+        return EngineConfig(
             num_pages=loaded.pool.num_pages,
             max_context_tokens=loaded.max_context_tokens,
             vocab_size=profile.vocab_size,
@@ -149,21 +188,11 @@ class Worker:
             max_prefill_tokens=config.max_prefill_tokens,
             max_waiting=config.max_waiting,
         )
-        scheduler = StepScheduler(engine_config)
-        engine = AsyncEngine(
-            lambda on_step, on_fault: StepLoop(
-                scheduler, loaded.executor, on_step=on_step, on_fault=on_fault
-            ),
-            RequestTelemetry(self._metrics, profile.model),
-        )
-        if isinstance(loaded.executor, GroupExecutor):
-            # An idle group has to notice too: who waits for a step would wait for the next request.
-            loaded.executor.watch(engine.hand_over_fault)
-        engine.listen(StepMetrics(self._metrics).on_step)
-        tell_kernels(self._metrics, profile)
-        if loaded.device is not None:
-            tell_device(self._metrics, loaded.device)
-        facts = WorkerFacts(
+
+    def _facts(self, loaded: Loaded) -> WorkerFacts:
+        """Return what peers are told of this worker."""
+        config, profile = self._config, loaded.executor.profile
+        return WorkerFacts(
             name=WorkerId(config.name),
             epoch=self._lifecycle.epoch,
             build=BUILD,
@@ -180,32 +209,6 @@ class Worker:
             ),
             max_step_tokens=config.max_step_tokens,
         )
-        book = PlacementBook()
-        servicer = WorkerServicer(engine, facts, profile, book)
-        self._early.open(servicer)
-        load_report = LoadReport(engine, book)
-        kv_report = KvReport(engine)
-        scheduler_link = kvmanager_link = None
-        if config.scheduler:
-            scheduler_link = WorkerSchedulerLink(
-                open_channel(self._tls, config.scheduler, "scheduler"), facts, load_report
-            )
-            load_report.tell(scheduler_link)
-        if config.kvmanager:
-            kvmanager_link = WorkerKvManagerLink(
-                open_channel(self._tls, config.kvmanager, "kvmanager"), facts, kv_report
-            )
-            kv_report.tell(kvmanager_link)
-        parts = _Parts(
-            engine=engine,
-            servicer=servicer,
-            load=load_report,
-            scheduler=scheduler_link,
-            kvmanager=kvmanager_link,
-        )
-        self._lifecycle.on_wake(lambda _: self._wake(parts, facts))
-        await engine.start()
-        return parts
 
     async def _connect(self, parts: _Parts) -> None:
         spawn = self._lifecycle.spawn
