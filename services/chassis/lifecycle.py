@@ -23,6 +23,8 @@ DRAIN_LIMIT_S = 30.0
 ORPHAN_LIMIT_S = 2.0
 """The same after the launcher has died."""
 LIFELINE_VARIABLE = "QUIRE_LIFELINE_FD"
+EPOCH_OFFSET_VARIABLE = "QUIRE_EPOCH_OFFSET_NS"
+"""What a launcher has its processes add to the machine's monotonic clock to get their epochs."""
 HARD_EXIT = 70
 TICK_S = 1.0
 
@@ -30,8 +32,19 @@ _log = structlog.get_logger()
 
 
 def epoch() -> Epoch:
-    """Return the name of this boot; take it once at start (and anew after waking up)."""
-    return Epoch(time.time_ns() // 1000)
+    """Return the name of this boot; take it once at start (and anew after waking up).
+
+    It must be above those of earlier boots, or peers refuse it as an old one. Below one launcher it is,
+    whatever is done to the wall clock; else only where that is not set back by more than a restart takes.
+    """
+    offset = os.environ.get(EPOCH_OFFSET_VARIABLE)
+    now_ns = time.time_ns() if offset is None else time.monotonic_ns() + int(offset)
+    return Epoch(now_ns // 1000)
+
+
+def epoch_offset_ns() -> int:
+    """Return what makes wall time of the monotonic clock now."""
+    return time.time_ns() - time.monotonic_ns()
 
 
 class Lifecycle:

@@ -16,7 +16,7 @@ from typing import Any
 
 from services.chassis.fatal import FatalError
 from services.chassis.grpc import require_free_port
-from services.chassis.lifecycle import LIFELINE_VARIABLE
+from services.chassis.lifecycle import EPOCH_OFFSET_VARIABLE, LIFELINE_VARIABLE, epoch_offset_ns
 from services.chassis.ticks import next_tick
 from services.chassis.tls import Tls
 from services.launcher.board import Board
@@ -109,6 +109,7 @@ class Supervisor:
         self._host = host
         self._tls = tls
         self._started = False
+        self._epoch_offset_ns = epoch_offset_ns()
         self._lifeline_read, self._lifeline_write = os.pipe()
 
     async def run(self, when_up: asyncio.Event, stopping: asyncio.Event) -> None:
@@ -181,6 +182,7 @@ class Supervisor:
             **{name: os.environ.get(name, value) for name, value in child.spec.environment.items()},
             "PYTHONUNBUFFERED": "1",
             LIFELINE_VARIABLE: str(self._lifeline_read),
+            EPOCH_OFFSET_VARIABLE: str(self._epoch_offset_ns),
         }
         with child.log.open("ab") as log:
             # A session of its own: Ctrl-C on the terminal reaches us alone, and we end the others in order.

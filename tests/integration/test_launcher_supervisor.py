@@ -30,7 +30,7 @@ port, probe_port, mode, marks = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3],
 
 async def main(lifecycle):
     with open(marks, "a") as file:
-        file.write(f"start {os.getpid()}\\n")
+        file.write(f"start {lifecycle.epoch}\\n")
     if mode == "broken":
         raise FatalError("the model file is damaged: fetch it again")
     server = create_server()
@@ -120,7 +120,10 @@ async def test_a_failure_while_starting_is_one_line_and_leaves_nothing(stage: St
     assert not any(map(alive, pids(supervisor)))
 
 
-async def test_a_died_service_is_started_again(stage: Stage) -> None:
+async def test_a_died_service_is_started_again_as_a_later_boot(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.launcher.supervisor.epoch_offset_ns", lambda: 3 * 10**18)
     supervisor, running = stage.supervise(stage.service("worker-0"))
     await asyncio.wait_for(stage.up.wait(), 60)
     [first] = pids(supervisor)
@@ -128,7 +131,10 @@ async def test_a_died_service_is_started_again(stage: Stage) -> None:
     await another_is_up(supervisor, first)
     stage.stopping.set()
     await running
-    assert stage.marks("worker-0").read_text().count("start") == 2
+    first_epoch, second_epoch = (
+        int(line.split()[1]) for line in stage.marks("worker-0").read_text().splitlines() if line != "end"
+    )
+    assert 3 * 10**15 < first_epoch < second_epoch, "by the launcher's clock"
 
 
 async def test_a_frozen_service_is_killed_and_started_again(

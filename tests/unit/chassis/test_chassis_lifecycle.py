@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from services.chassis.lifecycle import EPOCH_OFFSET_VARIABLE, epoch, epoch_offset_ns
+
 PREAMBLE = """
 import asyncio, os, sys, time
 from services.chassis.fatal import FatalError, entry
@@ -184,6 +186,18 @@ def test_a_process_whose_launcher_died_stops(start) -> None:
     program.until("up")
     os.close(write_end)
     assert program.end()[:2] == (0, "drained\n")
+
+
+def test_boots_below_a_launcher_are_in_order_whatever_is_done_to_the_wall_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(EPOCH_OFFSET_VARIABLE, str(epoch_offset_ns()))
+    first = epoch()
+    assert abs(first * 1000 - time.time_ns()) < 600 * 10**9, "still a time of day"
+    wall_ns = time.time_ns()
+    for set_to_ns in (wall_ns + 3600 * 10**9, wall_ns - 3600 * 10**9):
+        monkeypatch.setattr(time, "time_ns", lambda set_to_ns=set_to_ns: set_to_ns)
+        assert first <= epoch() < first + 600 * 10**6
 
 
 def test_a_stopped_process_notices_that_it_woke_up(start) -> None:
