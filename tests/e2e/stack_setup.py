@@ -28,7 +28,7 @@ executor = "{executor}"
 compute = "{compute}"
 kv_format = "{kv_format}"
 sim_bad_token = 30999
-threads = 1
+{crash}threads = 1
 sim_prefill_tokens_per_s = {prefill}
 sim_step_ms = {step_ms}
 sim_decode_ms = 0.1
@@ -79,6 +79,8 @@ class Setup:
     prefill: float = 20_000.0
     """Tokens per second that a worker pretends to prefill."""
     step_ms: float = 2.0
+    crash_token: int | None = None
+    """A step that computes it is one in which the device of a simulated worker fails."""
     stuck_after_s: float = 2.0
     restart_after_s: float = 60.0
     up_limit_s: float = UP_LIMIT_S
@@ -96,6 +98,7 @@ class Setup:
             executor=self.executor,
             compute=self.compute,
             kv_format=self.kv_format,
+            crash="" if self.crash_token is None else f"sim_crash_token = {self.crash_token}\n",
             prefill=self.prefill,
             step_ms=self.step_ms,
             stuck_after_s=self.stuck_after_s,
