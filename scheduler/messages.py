@@ -54,7 +54,8 @@ def read_acquire(message: pb.Acquire, num_bands: int) -> Acquire | ServeError:
     weight = message.weight or 1.0
     if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
         return InvalidField("weight", f"must be {MIN_WEIGHT} to {MAX_WEIGHT}, got {weight}")
-    if any(len(one) != DIGEST_BYTES for one in message.block_hashes):
+    hashes = cast(tuple[BlockHash, ...], tuple(message.block_hashes))
+    if any(length != DIGEST_BYTES for length in set(map(len, hashes))):
         return InvalidField("block_hashes", f"each must have {DIGEST_BYTES} bytes")
     if len(message.avoid_epochs) not in (0, len(message.avoid)):
         return InvalidField("avoid_epochs", f"must be parallel to the {len(message.avoid)} of avoid")
@@ -70,7 +71,7 @@ def read_acquire(message: pb.Acquire, num_bands: int) -> Acquire | ServeError:
         num_prompt_tokens=message.num_prompt_tokens,
         max_output_tokens=message.max_output_tokens,
         num_choices=message.n,
-        block_hashes=tuple(BlockHash(one) for one in message.block_hashes),
+        block_hashes=hashes,
         limits=convert.limits_from_pb(message.limits),
         waited_s=message.waited_ms / 1000,
         avoid=frozenset(zip(map(WorkerId, message.avoid), epochs, strict=True)),

@@ -4,14 +4,13 @@ Knows keys, workers and shares; decides nothing. Its size is that of the live ta
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from scheduler.core.share_queue import TenantShare
 from services.domain.ids import RequestKey, TenantId, WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class Charge:
+class Charge(NamedTuple):
     """One prompt, as charged at its placement."""
 
     share: TenantShare

@@ -5,7 +5,10 @@ counted up and down, so no lost message can leave a worker marked busy.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import takewhile
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from scheduler.core.outputs import Placed
 from scheduler.core.request import PromptUse, TenantUse
@@ -18,6 +21,8 @@ DECODE_TOKENS = 64
 
 _BY_CLASS = max(RequestClass) + 1
 """Length of a list with a place for each class."""
+
+_NONE: Mapping[Any, Any] = MappingProxyType({})
 
 OUTSTANDING_GRACE_S = 5.0
 """A placement counts as not started at most this long after its submit limit."""
@@ -39,8 +44,7 @@ class WorkerHello:
     draining: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(NamedTuple):
     """How much a worker takes now."""
 
     seq: int
@@ -56,19 +60,18 @@ class Report:
     ended: tuple[RequestKey, ...] = ()
     at_slice: frozenset[TenantId] = frozenset()
     """Tenants of whom a request waits there for its slice of KV pages: nothing more of theirs is placed."""
-    tenant_use: Mapping[TenantId, TenantUse] = field(default_factory=dict)
+    tenant_use: Mapping[TenantId, TenantUse] = _NONE
     """Since the worker's boot, of tenants whose counts have changed; the first report has all."""
-    prompts: Mapping[RequestKey, PromptUse] = field(default_factory=dict)
+    prompts: Mapping[RequestKey, PromptUse] = _NONE
     """Of those that ended."""
-    failures: Mapping[RequestKey, int] = field(default_factory=dict)
+    failures: Mapping[RequestKey, int] = _NONE
     """Canonical gRPC code of those of `ended` that had no good end; 1 is a cancel."""
     stuck_s: float = 0.0
     """Seconds since its last finished step while it has work; 0 when idle."""
     draining: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Placement(NamedTuple):
     """A request given to a worker that has not said it started."""
 
     gateway: GatewayId
@@ -86,6 +89,7 @@ class WorkerCredits:
 
     def __init__(self, hello: WorkerHello, now: float) -> None:
         self.hello = hello
+        self.boot = hello.worker, hello.epoch
         self.report = Report(
             seq=0, placements_seen=0, granted=0, startable_pages=0, free_pages=0, reclaimable_pages=0
         )
@@ -105,10 +109,6 @@ class WorkerCredits:
         self._unseen_tokens = [0] * _BY_CLASS
         self._unseen_pages = 0
         self._unseen = 0
-
-    @property
-    def boot(self) -> tuple[WorkerId, Epoch]:
-        return self.hello.worker, self.hello.epoch
 
     @property
     def free_credits(self) -> int:
@@ -156,7 +156,7 @@ class WorkerCredits:
         assert placement.seq == self.placed + 1, "placements are numbered without gaps"
         self.placed = placement.seq
         self.outstanding[key] = placement
-        self._count()
+        self._count_one(placement)
 
     def resolve(self, key: RequestKey) -> Placement | None:
         """Forget an outstanding placement: it started, ended, was given back or took too long."""
@@ -166,8 +166,8 @@ class WorkerCredits:
         return placement
 
     def overdue(self, now: float) -> list[RequestKey]:
-        """Return the outstanding placements that no longer count."""
-        return [key for key, placement in self.outstanding.items() if placement.counts_until <= now]
+        """Return the outstanding placements that no longer count; the first was placed first."""
+        return [key for key, _ in takewhile(lambda one: one[1].counts_until <= now, self.outstanding.items())]
 
     def apply(self, report: Report, now: float) -> Mapping[TenantId, TenantUse]:
         """Take a report; an older one than the last changes nothing.
@@ -195,9 +195,12 @@ class WorkerCredits:
         self._seen_tokens, self._unseen_tokens = [0] * _BY_CLASS, [0] * _BY_CLASS
         self._unseen_pages = self._unseen = 0
         for placement in self.outstanding.values():
-            if placement.seq <= self.report.placements_seen:
-                self._seen_tokens[placement.kind] += placement.uncached_tokens
-            else:
-                self._unseen += 1
-                self._unseen_tokens[placement.kind] += placement.uncached_tokens
-                self._unseen_pages += placement.num_pages
+            self._count_one(placement)
+
+    def _count_one(self, placement: Placement) -> None:
+        if placement.seq <= self.report.placements_seen:
+            self._seen_tokens[placement.kind] += placement.uncached_tokens
+        else:
+            self._unseen += 1
+            self._unseen_tokens[placement.kind] += placement.uncached_tokens
+            self._unseen_pages += placement.num_pages

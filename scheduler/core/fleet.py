@@ -3,7 +3,7 @@
 Knows workers by model; knows nothing of what waits.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from scheduler.core.credits import WorkerCredits, WorkerHello
 from scheduler.core.outputs import ModelState
@@ -12,6 +12,8 @@ from services.domain.capacity import Capacity
 from services.domain.degradation import Step
 from services.domain.generation import Band
 from services.domain.ids import Epoch, Namespace, WorkerId
+
+_NO_BOOTS: frozenset[WorkerBoot] = frozenset()
 
 
 class Fleet:
@@ -85,8 +87,10 @@ class Fleet:
         """Return the workers of `model` that take requests."""
         return [self.workers[name] for name in self._hellos.get(model, ()) if name not in self._leaving]
 
-    def boots(self, named: Iterable[tuple[WorkerId, Epoch | None]]) -> frozenset[WorkerBoot]:
+    def boots(self, named: Collection[tuple[WorkerId, Epoch | None]]) -> frozenset[WorkerBoot]:
         """Return those of `named` that are here; without an epoch it is the boot of now."""
+        if not named:
+            return _NO_BOOTS
         here = ((self.workers[name], epoch) for name, epoch in named if name in self.workers)
         return frozenset(view.boot for view, epoch in here if epoch in (None, view.hello.epoch))
 

@@ -8,7 +8,7 @@ Knows the request and the workers of its model; reads and changes no queue.
 """
 
 from collections.abc import Callable, Collection, Container
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from scheduler.core.credits import WorkerCredits
 from scheduler.core.request import WaitingRequest, WorkerBoot
@@ -17,9 +17,10 @@ from services.domain.capacity import Fits, pages_for, worst_case
 from services.domain.ids import BlockHash, TenantId
 from services.domain.miss_reason import MissReason
 
+NOBODY: frozenset[TenantId] = frozenset()
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+
+class Choice(NamedTuple):
     """Where a request goes, and what that should cost."""
 
     worker: WorkerCredits
@@ -40,15 +41,6 @@ def can_ever_serve(request: WaitingRequest, worker: WorkerCredits) -> bool:
     return isinstance(fit, Fits)
 
 
-def price(request: WaitingRequest, worker: WorkerCredits) -> Choice:
-    """Return what the request would take on `worker`."""
-    page_size = worker.hello.capacity.page_size
-    cached = request.cached_tokens(worker.boot, page_size)
-    uncached = request.acquire.num_prompt_tokens - cached
-    num_pages = pages_for(uncached, page_size) + request.acquire.num_choices
-    return Choice(worker, cached, uncached, num_pages)
-
-
 def choose(
     request: WaitingRequest, workers: Collection[WorkerCredits], kept: Container[WorkerBoot]
 ) -> Choice | None:
@@ -57,19 +49,21 @@ def choose(
     Args:
         kept: Workers kept free for requests in front of this one.
     """
+    acquire = request.acquire
     best: Choice | None = None
     best_cost: tuple[int, int, str] | None = None
     for worker in workers:
-        if worker.free_credits == 0 or worker.boot in kept or not can_ever_serve(request, worker):
+        if worker.free_credits == 0 or worker.boot in kept or acquire.tenant in worker.report.at_slice:
             continue
-        if request.acquire.tenant in worker.report.at_slice:
+        page_size = worker.hello.capacity.page_size
+        cached = request.cached_tokens(worker.boot, page_size)
+        uncached = acquire.num_prompt_tokens - cached
+        cost = (worker.load_tokens + uncached, worker.last_turn, worker.hello.worker)
+        if best_cost is not None and cost >= best_cost:
             continue
-        choice = price(request, worker)
-        if not worker.can_take(choice.uncached_tokens, choice.num_pages, request.acquire.request_class):
-            continue
-        cost = (worker.load_tokens + choice.uncached_tokens, worker.last_turn, worker.hello.worker)
-        if best_cost is None or cost < best_cost:
-            best, best_cost = choice, cost
+        num_pages = pages_for(uncached, page_size) + acquire.num_choices
+        if worker.can_take(uncached, num_pages, acquire.request_class) and can_ever_serve(request, worker):
+            best, best_cost = Choice(worker, cached, uncached, num_pages), cost
     return best
 
 
@@ -87,7 +81,7 @@ def worker_to_keep(
 def held_back(workers: Collection[WorkerCredits]) -> frozenset[TenantId]:
     """Return the tenants that wait for their slice on every worker: they pass nobody and hold up nobody."""
     at_slice = [worker.report.at_slice for worker in workers]
-    return frozenset.intersection(*at_slice) if at_slice else frozenset()
+    return frozenset.intersection(*at_slice) if at_slice and all(at_slice) else NOBODY
 
 
 def miss_reason(

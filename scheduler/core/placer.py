@@ -4,7 +4,6 @@ Changes queue, fleet and live table through their own commands; time comes in. K
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 
@@ -75,8 +74,8 @@ class Placer:
             and before.miss_reason is MissReason.FIRST_DIFFERENCE
             and match.miss_reason in _KNOWS_NOTHING
         ):
-            match = replace(match, miss_reason=before.miss_reason)
-        request.match = match
+            match = match._replace(miss_reason=before.miss_reason)
+        request.matched(match)
 
     def forget(self, request: WaitingRequest) -> None:
         """The request left the queue unplaced."""
@@ -95,7 +94,8 @@ class Placer:
         """Place all that can be placed now."""
         outputs: list[Output] = []
         self._end_late_asks(now)
-        self._windows = {model: ends for model, ends in self._windows.items() if ends > now}
+        if self._windows:
+            self._windows = {model: ends for model, ends in self._windows.items() if ends > now}
         touched: dict[WorkerBoot, WorkerCredits] = {}
         for model in self._room.policy.models():
             if model in self._windows:
@@ -188,15 +188,18 @@ class Placer:
         )
         self._faults.placed(worker, request, now)
         self._room.placed(request, worker.hello.worker, choice.cached_tokens)
-        self._rates.setdefault(acquire.model, PlacementRate()).placed(now)
+        rate = self._rates.get(acquire.model)
+        if rate is None:
+            rate = self._rates[acquire.model] = PlacementRate()
+        rate.placed(now)
         return output
 
     def settle_match(self, request: WaitingRequest, now: float) -> None:
         """Give a request that needs no question its match: then the policy need not hope for one."""
         if request.acquire.cache_opt_out or not request.acquire.block_hashes:
-            request.match = uncacheable_match(request.acquire, now)
+            request.matched(uncacheable_match(request.acquire, now))
         elif not self.matching:
-            request.match = unknown_match(now)
+            request.matched(unknown_match(now))
 
     def _ask(self, model: str, heads: Iterable[WaitingRequest], now: float) -> list[Output]:
         """Ask for all heads whose match is unknown or old, so that the answers come together."""
@@ -214,7 +217,7 @@ class Placer:
         if request.key in self._asked or request.acquire.cache_opt_out or not request.acquire.block_hashes:
             return False
         if not self.matching:
-            request.match = unknown_match(now)
+            request.matched(unknown_match(now))
         return self.matching
 
     def _end_late_asks(self, now: float) -> None:
@@ -224,4 +227,4 @@ class Placer:
             if self.matching and now < request.match_asked + self._rules.match_within_s:
                 return
             del self._asked[key]
-            request.match = unknown_match(now)
+            request.matched(unknown_match(now))

@@ -1,10 +1,12 @@
 """What gateways ask for, and what the scheduler knows about it while it waits.
 
-Knows no prompt: only its length and the names of its blocks. Times are absolute, on the core's clock.
+Knows no prompt: only its length and the names of its blocks. Times are absolute, on the core's clock. What
+each request brings is a named tuple, see `outputs`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from services.domain.degradation import Step
 from services.domain.generation import Band, Limits, RequestClass
@@ -17,8 +19,7 @@ WorkerBoot = tuple[WorkerId, Epoch]
 """One boot of one worker; a restarted worker is another one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Acquire:
+class Acquire(NamedTuple):
     """A gateway asks for a place for one request."""
 
     key: RequestKey
@@ -74,8 +75,7 @@ class TenantUse:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
+class Match(NamedTuple):
     """Where the prompt's prefix is cached, as the kvmanager answered at `at`."""
 
     at: float
@@ -113,6 +113,9 @@ class WaitingRequest:
     """The earliest of its limits; placed later it would be useless."""
     avoid: frozenset[WorkerBoot] = frozenset()
     match: Match | None = None
+    """Changed by `matched` only."""
+    longest_prefix: float = float("inf")
+    """Cached tokens on the worker that has most; before anybody was asked the best is hoped."""
     match_asked: float | None = None
     bypassed: int = 0
     """Requests placed before it although it was in front of them."""
@@ -123,6 +126,14 @@ class WaitingRequest:
 
     def __post_init__(self) -> None:
         self.key = self.acquire.key
+        if self.match is not None:
+            self.matched(self.match)
+
+    def matched(self, match: Match) -> None:
+        """Take in where its prefix is cached."""
+        self.match = match
+        most = max(match.tokens.values()) if match.tokens else 0
+        self.longest_prefix = min(most, self.acquire.num_prompt_tokens - 1)
 
     def cached_tokens(self, worker: WorkerBoot, page_size: int) -> int:
         """Return the prompt tokens that `worker`, with pages of `page_size`, need not compute.

@@ -183,7 +183,7 @@ class ShareQueue:
         rules = self._rules
         window = self._window = self._active.least(rules.window, rules.quantum, self._held)
         heads = [head for share in window if (head := share.waiting.first) is not None]
-        prefixes = [_prefix(head) for head in heads]
+        prefixes = [head.longest_prefix for head in heads]
         # Mostly no prefix is longer than another, and then who has had least goes first as it is.
         is_level = len(heads) < 2 or min(prefixes) == max(prefixes)
         if not is_level or (window and max([share.passed for share in window]) >= rules.max_passes):
@@ -247,13 +247,3 @@ class ShareQueue:
         """Drop an idle tenant whose counter says no more than the virtual time."""
         if not share.waiting and share.live == 0 and share.counter <= self._virtual_time:
             self._shares.pop(share.tenant, None)
-
-
-def _prefix(request: WaitingRequest) -> float:
-    """Return the longest cached prefix; of a request that nobody has asked about the best is hoped."""
-    match = request.match
-    if match is None:
-        return float("inf")
-    if not match.tokens:
-        return 0.0
-    return min(max(match.tokens.values()), request.acquire.num_prompt_tokens - 1)

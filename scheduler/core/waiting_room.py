@@ -61,10 +61,11 @@ class WaitingRoom:
         return {name: next(iter(queue.values())).arrived for name, queue in self._queues.items()}
 
     def add(self, request: WaitingRequest) -> None:
-        assert request.key.request_id not in self._requests, "a request waits once"
-        self._requests[request.key.request_id] = request
-        self._by_gateway.setdefault(request.gateway, {})[request.key.request_id] = None
-        self._queues.setdefault(self._name(request), {})[request.key.request_id] = request
+        request_id = request.key.request_id
+        assert request_id not in self._requests, "a request waits once"
+        self._requests[request_id] = request
+        self._by_gateway.setdefault(request.gateway, {})[request_id] = None
+        self._queues.setdefault(self._name(request), {})[request_id] = request
         self.tenants.came(request.acquire)
         self._count_long(request, 1)
         self.num_tokens += request.acquire.num_prompt_tokens
@@ -101,14 +102,15 @@ class WaitingRoom:
         return self._requests.get(request.key.request_id) is request
 
     def _forget(self, request: WaitingRequest) -> None:
-        del self._requests[request.key.request_id]
+        request_id = request.key.request_id
+        del self._requests[request_id]
         mine = self._by_gateway[request.gateway]
-        del mine[request.key.request_id]
+        del mine[request_id]
         if not mine:
             del self._by_gateway[request.gateway]
         name = self._name(request)
         queue = self._queues[name]
-        del queue[request.key.request_id]
+        del queue[request_id]
         if not queue:
             del self._queues[name]
         self.tenants.left(request.acquire)
@@ -120,12 +122,13 @@ class WaitingRoom:
             heapq.heapify(self._deadlines)
 
     def _count_long(self, request: WaitingRequest, change: int) -> None:
-        model = request.acquire.model
         if request.acquire.request_class is RequestClass.LONG:
+            model = request.acquire.model
             self._num_long[model] = self._num_long.get(model, 0) + change
             if not self._num_long[model]:
                 del self._num_long[model]
 
     @staticmethod
     def _name(request: WaitingRequest) -> QueueName:
-        return request.acquire.band, request.acquire.request_class, request.acquire.model
+        acquire = request.acquire
+        return acquire.band, acquire.request_class, acquire.model

@@ -4,6 +4,7 @@ Knows arithmetic only: tokens in, pages out.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +19,7 @@ class Capacity:
     max_sequences: int
 
 
-@dataclass(frozen=True, slots=True)
-class Fits:
+class Fits(NamedTuple):
     """The request can finish alone on the worker; it needs at most this many pages."""
 
     num_pages: int

@@ -3,8 +3,7 @@
 Knows nothing of transport: the same values travel in protobuf fields, logs and metrics.
 """
 
-from dataclasses import dataclass
-from typing import NewType
+from typing import NamedTuple, NewType
 
 TenantId = NewType("TenantId", str)
 RequestId = NewType("RequestId", str)
@@ -24,9 +23,11 @@ PROTOCOL_VERSION = 1
 """Every Hello carries it; a peer of another version is refused."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class RequestKey:
-    """One placement of a request. The same key attaches, a higher attempt supersedes, a lower is refused."""
+class RequestKey(NamedTuple):
+    """One placement of a request. The same key attaches, a higher attempt supersedes, a lower is refused.
+
+    A tuple, because tables are asked by it all the time: its hash is computed without Python code.
+    """
 
     request_id: RequestId
     attempt: int

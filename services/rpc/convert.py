@@ -19,6 +19,11 @@ _FINISH = {
     FinishReason.BUDGET: types_pb2.FINISH_REASON_BUDGET,
 }
 _FINISH_BACK = {value: key for key, value in _FINISH.items()}
+_MISS = {
+    reason: cast(types_pb2.MissReason, types_pb2.MissReason.Value(f"MISS_REASON_{reason.name}"))
+    for reason in MissReason
+}
+_MISS_BACK = {value: key for key, value in _MISS.items()}
 
 
 def key_to_pb(key: RequestKey) -> types_pb2.RequestKey:
@@ -60,11 +65,11 @@ def limits_to_pb(limits: Limits) -> types_pb2.Limits:
 
 
 def limits_from_pb(limits: types_pb2.Limits) -> Limits:
-    def seconds(name: str) -> float | None:
-        return getattr(limits, name) / 1000 if limits.HasField(name) else None
-
+    has = limits.HasField
     return Limits(
-        queue_s=seconds("queue_ms"), first_token_s=seconds("first_token_ms"), total_s=seconds("total_ms")
+        queue_s=limits.queue_ms / 1000 if has("queue_ms") else None,
+        first_token_s=limits.first_token_ms / 1000 if has("first_token_ms") else None,
+        total_s=limits.total_ms / 1000 if has("total_ms") else None,
     )
 
 
@@ -160,11 +165,9 @@ def hashes_from_pb(joined: bytes) -> list[BlockHash]:
 
 
 def miss_reason_to_pb(reason: MissReason) -> types_pb2.MissReason:
-    return cast(types_pb2.MissReason, types_pb2.MissReason.Value(f"MISS_REASON_{reason.name}"))
+    return _MISS[reason]
 
 
 def miss_reason_from_pb(reason: types_pb2.MissReason) -> MissReason:
-    """An unspecified reason is an unknown one."""
-    if reason == types_pb2.MISS_REASON_UNSPECIFIED:
-        return MissReason.UNKNOWN
-    return MissReason[types_pb2.MissReason.Name(reason).removeprefix("MISS_REASON_")]
+    """An unspecified reason, or one of a later build, is an unknown one."""
+    return _MISS_BACK.get(reason, MissReason.UNKNOWN)

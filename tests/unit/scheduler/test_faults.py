@@ -1,7 +1,5 @@
 """What a worker's errors, stalls and deaths change for what is placed; time is a number here."""
 
-from dataclasses import replace
-
 import pytest
 
 from scheduler.core.breaker import BreakerRules, State
@@ -220,7 +218,7 @@ def test_a_stream_that_blips_blames_nobody() -> None:
 
 def test_an_attempt_avoids_the_boot_that_failed_and_not_the_next_one() -> None:
     fleet = Fleet(1)
-    asked = replace(acquire("r", attempt=2), avoid=frozenset({(WorkerId("worker-0"), Epoch(1))}))
+    asked = acquire("r", attempt=2)._replace(avoid=frozenset({(WorkerId("worker-0"), Epoch(1))}))
     fleet.dies("worker-0")
     fleet.boot(0)
     fleet.core.acquire(GATEWAY, asked, 0.0)
