@@ -127,7 +127,7 @@ def test_the_first_configuration_lies_where_it_is_read() -> None:
     config = load(FirstStartConfig, "first_start", argv=argv, environ=environment_of("first-start"))
     assert kind == "first-start"
     assert service("first-start")["volumes"] == ["config:/config"]
-    for name in ("gateway", "kvmanager"):
+    for name in ("gateway", "scheduler", "kvmanager"):
         assert environment_of(name)["QUIRE_CONFIG"] == str(config.out)
         assert "config:/config:ro" in service(name)["volumes"]
 
