@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=[*WeightStorage],
         help="[as the files hold them; for a config.json alone as its quantization_config says, or bf16]",
     )
-    parser.add_argument("--kv", choices=[*KvFormat], default=KvFormat.BF16, help="[bf16]")
+    parser.add_argument("--kv", choices=[*KvFormat], default=KvFormat.INT8, help="KV format [int8]")
     parser.add_argument("--page-size", type=int, choices=PAGE_SIZES, default=16, help="tokens in a page [16]")
     add_output_flags(parser)
     return parser

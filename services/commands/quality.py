@@ -42,7 +42,9 @@ def main(argv: Sequence[str]) -> int:
         thresholds=thresholds,
     )
     options = NativeOptions(
-        kv_format=KvFormat(args.kv), compute=Compute[args.compute.upper()], num_threads=args.threads
+        kv_format=KvFormat(args.kv),
+        compute=Compute.F32 if args.compute == "fp32" else Compute.INT8,
+        num_threads=args.threads,
     )
     versions = []
     try:
@@ -77,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("model", nargs="+", help="known name, model folder or GGUF file")
     parser.add_argument("--baseline", help="model held against, in float32 [each version's own weights]")
     parser.add_argument("--kv", choices=KV_FORMATS, default=KvFormat.INT8, help="KV format [int8]")
-    parser.add_argument("--compute", choices=["int8", "f32"], default="int8", help="activations [int8]")
+    parser.add_argument("--compute", choices=["int8", "fp32"], default="int8", help="activations [int8]")
     parser.add_argument("--threads", type=int, help="threads that compute [one per core]")
     parser.add_argument("--positions", type=int, help="about so many tokens of text, instead of all")
     parser.add_argument("--every-task", type=int, default=1, help="every Nth task; 0 leaves them out [1]")

@@ -87,7 +87,7 @@ def measure_version(
         name=name,
         digest=executor.profile.numerics,
         settings={
-            "compute": options.compute.name.lower(),
+            "compute": "fp32" if options.compute is Compute.F32 else "int8",
             "kv": options.kv_format.value,
             "baseline": str(baseline) if baseline else "its own weights in float32",
         },
