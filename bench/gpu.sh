@@ -27,5 +27,11 @@ if [[ ${1:-} == bring ]]; then
   exit
 fi
 
+# Nothing is written to the home folder, and the worker finds what the rows before it have compiled.
+cache=build/gpu-cache
+mkdir -p "$cache" 2>/dev/null && [[ -w $cache ]] || cache=$(mktemp -d)
+cache=$(cd "$cache" && pwd)
+export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$cache/triton}" QUIRE_CACHE="${QUIRE_CACHE:-$cache}"
+export PYTHONUNBUFFERED=1
 export PYTHONPATH="$PWD/$packages:$PWD${PYTHONPATH:+:$PYTHONPATH}"
 exec "$python" -m bench.gpu "$@"

@@ -1,7 +1,7 @@
 """`python -m bench.gpu`: correctness, the table, then a worker over gRPC; see `bench/gpu.sh`.
 
 Everything runs within `--budget-s`: what would be cut is not begun, and says so. Exit status 0: all that ran
-is right and reaches its floor; 1: something is not; 2: there is no GPU.
+is right and reaches its floor; 1: something is not; 2: there is no GPU, or nothing to compile with.
 """
 
 import argparse
@@ -38,6 +38,11 @@ def main() -> int:
         print(
             "no GPU here: nothing is measured (--interpret runs every line at tiny shapes)", file=sys.stderr
         )  # fmt: skip
+        return _NO_GPU
+    from worker.devices import has_c_compiler
+
+    if not (arguments.interpret or has_c_compiler()):
+        print("no C compiler here, which Triton needs: install gcc or set CC", file=sys.stderr)
         return _NO_GPU
     from bench.gpu.running import run_all
 

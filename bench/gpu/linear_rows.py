@@ -3,6 +3,7 @@
 Knows the kernels and their formats; the tiles are those of the committed table.
 """
 
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -16,11 +17,10 @@ from worker.kernels.linear_triton import linear, room_for_pieces
 from worker.kernels.packed_matrix_torch import PackedMatrix
 
 
-def w4a16_rows(context: BenchContext) -> list[Row]:
-    """Multiply few rows, W another copy each time."""
+def w4a16_rows(context: BenchContext) -> Iterator[Row]:
+    """Multiply few rows, W another copy each time; yield a row for each count."""
     sizes, features = context.sizes, context.sizes.features
     weights = [int4_matrix(context, features, features) for _ in range(sizes.copies)]
-    rows = []
     for count in sizes.few_rows:
         x, out = context.noise(count, features), context.empty(count, features)
         pieces = context.empty(max(1, room_for_pieces(weights[0], x)), dtype=torch.float32)
@@ -30,16 +30,13 @@ def w4a16_rows(context: BenchContext) -> list[Row]:
         moved = product_bytes(
             weight_bytes=weights[0].num_bytes, num_rows=count, out_features=features, in_features=features
         )
-        rows.append(
-            Row(
-                goal=W4A16,
-                variant=f"M {count}",
-                figure=moved / seconds / 1e9,
-                bound=context.copy_rate / 1e9,
-                unit="GB/s",
-            )
+        yield Row(
+            goal=W4A16,
+            variant=f"M {count}",
+            figure=moved / seconds / 1e9,
+            bound=context.copy_rate / 1e9,
+            unit="GB/s",
         )
-    return rows
 
 
 def w8a8_row(context: BenchContext) -> Row:

@@ -6,11 +6,12 @@ so attention reads numbers and not what was left in memory.
 
 import gc
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import torch
 
 from bench.gpu.arithmetic import idle_and_span, kv_bytes, weights_read_bytes
@@ -98,25 +99,27 @@ def make_executor(
     )
 
 
-def bf16_rows(context: BenchContext) -> tuple[list[Row], float]:
-    """Return the decode step's rows, and the tokens per second that INT4 is compared with."""
+def bf16_rows(context: BenchContext, tell_rate: Callable[[float], None]) -> Iterator[Row]:
+    """Yield the decode step's rows.
+
+    Args:
+        tell_rate: Given the tokens per second that INT4 is compared with.
+    """
     loaded = load(context, KvFormat.BF16, is_int4=False)
     try:
         count, length = context.sizes.step
         batch = loaded.filled_step(context, context.sizes.step)
-        seconds = context.timer.step(lambda: loaded.executor.execute(batch))
         moved = weights_read_bytes(loaded.model.plan.parameters)
         moved += kv_bytes(loaded.layout, num_sequences=count, context=length)
-        rows = [
-            Row(
-                goal=DECODE_STEP,
-                figure=seconds * 1e3,
-                bound=moved / context.copy_rate * 1e3,
-                unit="ms",
-            ),
-            gaps_row(context, lambda: loaded.executor.execute(batch)),
-        ]
-        return rows, tokens_per_s(context, loaded)
+        yield Row(
+            goal=DECODE_STEP,
+            figure=step_s(context, loaded.executor, batch) * 1e3,
+            bound=moved / context.copy_rate * 1e3,
+            unit="ms",
+        )
+        tell_rate(tokens_per_s(context, loaded))
+        # Last, for it needs a profiler that works on this machine.
+        yield gaps_row(context, lambda: loaded.executor.execute(batch))
     finally:
         loaded.close()
         release()
@@ -137,7 +140,24 @@ def tokens_per_s(context: BenchContext, loaded: LoadedModel) -> float:
     """Return what the step that formats are compared by draws in a second."""
     shape = context.sizes.compared_step
     batch = loaded.filled_step(context, shape)
-    return shape[0] / context.timer.step(lambda: loaded.executor.execute(batch))
+    return shape[0] / step_s(context, loaded.executor, batch)
+
+
+def step_s(context: BenchContext, executor: TritonExecutor, batch: Batch) -> float:
+    """Return the seconds from one decode step's result to the next one's, as the worker runs them.
+
+    A step is queued, fed by the one before it, while that one runs.
+    """
+    fed = replace(batch, feeds=np.arange(len(batch.ids), dtype=np.int32))
+    under_way = [executor.launch(batch)]
+
+    def step() -> None:
+        under_way.append(executor.launch(fed))
+        executor.collect(under_way.pop(0))
+
+    seconds = context.timer.step(step)
+    executor.collect(under_way.pop())
+    return seconds
 
 
 def gaps_row(context: BenchContext, step: Callable[[], object]) -> Row:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryFile, mkdtemp
 from typing import Any
 
 from bench.gpu.goals import Row, Skipped, as_markdown
@@ -73,6 +74,18 @@ class Run:
         parts = [title, facts + "\n", _section("Correctness", wrong), as_markdown(self.rows)]
         parts += [_section("Worker over gRPC", serving), _section("Not measured", rest)]
         return "\n".join(part for part in parts if part)
+
+
+def writable(folder: Path) -> Path:
+    """Return the folder, or one for temporary files where nothing can be written to it, and say so."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            return folder
+    except OSError as exc:
+        other = Path(mkdtemp(prefix="gpu-results-"))
+        print(f"results go to {other}: {exc}", flush=True)
+        return other
 
 
 def machine(chip: str, versions: Mapping[str, str]) -> dict[str, Any]:

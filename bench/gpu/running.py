@@ -6,7 +6,7 @@ Knows the order and the estimates; what a part measures is its own module's.
 import importlib
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -35,7 +35,7 @@ class Runner:
         self,
         name: str,
         estimate_s: float,
-        measure: Callable[[], list[Row]],
+        measure: Callable[[], Iterable[Row]],
         *,
         rests_on: Sequence[str] = (),
     ) -> None:
@@ -44,7 +44,7 @@ class Runner:
         Args:
             name: Of the part.
             estimate_s: Seconds that it takes, compilation included.
-            measure: Does it.
+            measure: Does it; rows that come one by one are kept where a later one fails.
             rests_on: Checks without which it would time the wrong work.
         """
         if self._only not in name:
@@ -75,10 +75,12 @@ class Runner:
         self._run.checks[name] = text
         print(f"{name}: {text}", flush=True)
 
-    def _measure(self, name: str, measure: Callable[[], list[Row]]) -> None:
+    def _measure(self, name: str, measure: Callable[[], Iterable[Row]]) -> None:
         began = self._budget.spent_s
         try:
-            rows = measure()
+            for row in measure():
+                print(row.line(), flush=True)
+                self._run.rows.append(row)
         except NotHere as exc:
             self._skip(Skipped(name=name, reason=str(exc)))
             return
@@ -87,9 +89,6 @@ class Runner:
             self._run.failed.append(f"{name}: {type(exc).__name__}: {exc}")
             print(f"FAILED {self._run.failed[-1]}", flush=True)
             return
-        for row in rows:
-            print(row.line())
-        self._run.rows += rows
         print(f"  ({name}: {self._budget.spent_s - began:.1f} s)", flush=True)
 
     def _skip(self, skipped: Skipped) -> None:
@@ -114,7 +113,9 @@ def run_all(
     )
     versions = {"torch": torch.__version__, "triton": triton.__version__, "cuda": str(torch.version.cuda)}
     chip = "interpreted" if is_interpreted else torch.cuda.get_device_name()
-    run = results.Run(results.machine(chip, versions), results.now(), folder or results.FOLDER)
+    run = results.Run(
+        results.machine(chip, versions), results.now(), results.writable(folder or results.FOLDER)
+    )
     budget = Budget(budget_s, lambda: time.monotonic() - began)
     print(", ".join(f"{name} {value}" for name, value in run.machine.items()), flush=True)
     runner = Runner(run, budget, only=only)
@@ -156,9 +157,8 @@ def _run_model(runner: Runner, context: BenchContext) -> None:
     """Measure whole steps, whose modules need a few packages more than torch and triton."""
     tokens_per_s: list[float] = []
 
-    def bf16() -> list[Row]:
-        rows, rate = _module("model_rows").bf16_rows(context)
-        tokens_per_s.append(rate)
+    def bf16() -> Iterable[Row]:
+        rows: Iterable[Row] = _module("model_rows").bf16_rows(context, tokens_per_s.append)
         return rows
 
     def int4() -> list[Row]:

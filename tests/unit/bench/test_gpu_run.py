@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from bench.gpu.budget import Budget
 from bench.gpu.correctness import BitsDiffer
 from bench.gpu.goals import DECODE_ATTENTION, GOALS, Row
-from bench.gpu.results import Run, now
+from bench.gpu.results import Run, now, writable
 from bench.gpu.running import NotHere, Runner
 from bench.gpu.serving import serve
 from bench.gpu.sizes import TINY
@@ -129,6 +130,30 @@ def test_parts_that_fail_or_lack_something_are_lines_and_the_next_one_begins(tmp
         "third: not measured: takes about 1 s, 0 s of 45 s are left",
         "last: not measured: takes about 5 s, 0 s of 45 s are left",
     ]
+
+
+def test_rows_before_an_error_are_kept(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    good = Row(goal=DECODE_ATTENTION, figure=9.0, bound=10.0, unit="GB/s")
+
+    def breaks_later() -> Iterator[Row]:
+        yield good
+        raise ValueError("no profiler")
+
+    Runner(run, Budget(45.0, lambda: 0.0), only="").part("first", 5.0, breaks_later)
+    assert run.rows == [good]
+    assert run.failed == ["first: ValueError: no profiler"]
+
+
+def test_results_go_elsewhere_where_their_folder_takes_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert writable(tmp_path / "new") == tmp_path / "new"
+    (tmp_path / "file").write_text("")
+    other = writable(tmp_path / "file" / "results")
+    assert other.is_dir()
+    assert f"results go to {other}" in capsys.readouterr().out
+    other.rmdir()
 
 
 def test_what_is_wrong_is_not_timed_and_what_differs_in_its_last_bits_is(tmp_path: Path) -> None:
