@@ -36,7 +36,7 @@ class Quiet:
 
 def noisy_neighbour(policy: QueuePolicy, *, flood: bool, num_quiet: int, warm_s: float = WARM_S) -> Quiet:
     """Serve a quiet tenant at a fifth of the capacity, alone or beside a flood of 50 times its half."""
-    world = World(policy, seats=64)
+    world = World(policy)
     work_s = world.cost.seconds(
         num_prefill_tokens=QUIET.num_prompt_tokens, num_decodes=32, decode_context_tokens=0
     )

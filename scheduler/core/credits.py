@@ -80,6 +80,8 @@ class Placement(NamedTuple):
     uncached_tokens: int
     num_pages: int
     counts_until: float
+    beyond_grants: bool
+    """Others have to yield to it."""
     output: Placed
     """What the gateway was told, to be said again when it asks again."""
 
@@ -103,6 +105,8 @@ class WorkerCredits:
         """Number of the last placement on any worker that chose this one; breaks ties."""
         self.outstanding: dict[RequestKey, Placement] = {}
         self._tenant_use: dict[TenantId, TenantUse] = {}
+        self.over_share: Mapping[TenantId, float] = {}
+        """How far its tenants are over their shares, as it was told last; > 0 is over it."""
         self.ranks_version = 0
         self.ranks_due = now
         self._seen_tokens = [0] * _BY_CLASS
@@ -115,6 +119,16 @@ class WorkerCredits:
         """Placements that the worker would take now."""
         free = self.report.granted - self.placed
         return free if free > 0 and not (self.draining or self.tripped) else 0
+
+    @property
+    def takes_beyond_grants(self) -> bool:
+        """Whether one may be placed to whom others have to yield: one at a time, until it has started."""
+        stopped = self.draining or self.tripped
+        return not (stopped or any(placement.beyond_grants for placement in self.outstanding.values()))
+
+    @property
+    def num_free_seats(self) -> int:
+        return max(0, self.hello.capacity.max_sequences - self.report.running - self._unseen)
 
     def outstanding_tokens(self, kind: RequestClass) -> int:
         """Return a class's uncached tokens placed and not started; of those it has seen, the worker's own
@@ -138,18 +152,20 @@ class WorkerCredits:
         return self.report.waiting_tokens + unseen + DECODE_TOKENS * sequences
 
     def can_take(self, uncached_tokens: int, num_pages: int, kind: RequestClass) -> bool:
-        """Say whether a request may be placed now.
+        """Say whether a request may be placed now by the worker's grants."""
+        if self.free_credits == 0 or not self.has_window(uncached_tokens, kind):
+            return False
+        return self.idle or num_pages <= self.startable_pages
+
+    def has_window(self, uncached_tokens: int, kind: RequestClass) -> bool:
+        """Say whether so many tokens of a class may be placed and not started.
 
         The window is the larger of one request and one step's budget of uncached tokens, and each class has
         its own: a long prompt that has not started holds back no short one. Worked number: budget 512, 300
         outstanding: 200 more fit, 400 must wait; with nothing outstanding 4,000 fit.
         """
-        if self.free_credits == 0:
-            return False
         outstanding = self.outstanding_tokens(kind)
-        if outstanding and outstanding + uncached_tokens > self.hello.max_step_tokens:
-            return False
-        return self.idle or num_pages <= self.startable_pages
+        return not outstanding or outstanding + uncached_tokens <= self.hello.max_step_tokens
 
     def place(self, key: RequestKey, placement: Placement) -> None:
         """Count a placement made now; its number is `placed + 1`."""

@@ -38,11 +38,15 @@ from dataclasses import replace
 from itertools import islice
 
 from scheduler.core.band_floors import BandFloors
+from scheduler.core.band_use import BandUse
 from scheduler.core.charges import Charge, Charges
 from scheduler.core.request import Acquire, PromptUse, WaitingRequest
 from scheduler.core.share_queue import FairRules, ShareQueue, TenantShare
 from services.domain.generation import Band, RequestClass
 from services.domain.ids import RequestKey, TenantId, WorkerId
+
+MOST_OVER = 8192.0
+"""Service by weight beyond the quantum, in tokens, that a tenant's excess is remembered up to."""
 
 CLASS_WINDOW = 8
 """Short heads offered before the long ones of a band."""
@@ -63,6 +67,8 @@ class _Model:
         self.bands = [Band(rank) for rank in range(1, rules.num_bands + 1)]
         self.queues = [ShareQueue(rules) for _ in self.bands for _ in _CLASSES]
         self.floors = BandFloors(rules.floors, rules.num_bands)
+        self.uses = [BandUse(rules.quantum + MOST_OVER) for _ in range(rules.num_bands + 1)]
+        """By band: who is over its share, both classes together."""
         self.num_waiting = [0] * (rules.num_bands + 1)
         """By band."""
         self.num_tokens = [0] * (rules.num_bands + 1)
@@ -94,10 +100,13 @@ class FairPolicy:
                 for kind in _CLASSES:
                     self._place_of[model.queue(band, kind)] = model, band
         model.queue(acquire.band, acquire.request_class).add(request)
+        model.uses[acquire.band].came(acquire.tenant, acquire.weight)
         model.num_waiting[acquire.band] += 1
         model.num_tokens[acquire.band] += acquire.num_prompt_tokens
 
     def remove(self, request: WaitingRequest) -> None:
+        acquire = request.acquire
+        self._models[acquire.model].uses[acquire.band].left(acquire.tenant)
         self._queue(request).remove(request)
         self._left(request)
 
@@ -169,6 +178,8 @@ class FairPolicy:
             return
         if use is not None:
             self._charge(charge.share, self._rules.prompt_cost(use.uncached, use.cached) - charge.cost)
+        model, band = self._place_of[charge.share.queue]
+        model.uses[band].left(charge.share.tenant)
         charge.share.queue.released(charge.share)
 
     def given_back(self, key: RequestKey) -> None:
@@ -180,10 +191,20 @@ class FairPolicy:
                 self.ended(key, None)
 
     def over_share(self, worker: WorkerId) -> Mapping[TenantId, float]:
-        return {
-            tenant: max(share.queue.over(share) for share in shares)
-            for tenant, shares in self._charges.tenants_on(worker)
-        }
+        quantum, place_of = self._rules.quantum, self._place_of
+        over = {}
+        for tenant, shares in self._charges.tenants_on(worker):
+            places = [place_of[share.queue] for share in shares]
+            over[tenant] = max(model.uses[band].level(tenant) for model, band in places) - quantum
+        return over
+
+    def asks_within_share(self, acquire: Acquire) -> bool:
+        _, num_tokens = self.waiting_of_tenant(acquire)
+        level = self._models[acquire.model].uses[acquire.band].level(acquire.tenant)
+        return level + num_tokens / acquire.weight <= self._rules.quantum
+
+    def floor(self, band: Band) -> float:
+        return self._rules.floors.get(band, 0.0)
 
     # Inside
 
@@ -195,6 +216,7 @@ class FairPolicy:
         share.queue.charge(share, cost)
         model, band = self._place_of[share.queue]
         model.floors.served(band, cost, model.waiting_bands())
+        model.uses[band].served(share.tenant, cost)
 
     def _left(self, request: WaitingRequest) -> None:
         """Count one less; a model of which nothing is left to know is forgotten."""

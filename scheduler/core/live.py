@@ -5,11 +5,25 @@ from a new one.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from scheduler.core.in_flight import InFlight
-from services.domain.generation import RequestClass
-from services.domain.ids import BlockHash, RequestId, RequestKey, WorkerId
+from services.domain.generation import Band, RequestClass
+from services.domain.ids import BlockHash, RequestId, RequestKey, TenantId, WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seated:
+    """Who has seats on a worker, or will have."""
+
+    tenant: TenantId
+    band: Band
+    kind: RequestClass
+    num_seats: int
+    """Its sequences."""
+    num_pages: int
+    """Pages of its prompt: it holds so many at least."""
 
 
 class LiveTable:
@@ -17,8 +31,8 @@ class LiveTable:
 
     def __init__(self) -> None:
         self._requests: dict[RequestId, tuple[int, WorkerId]] = {}
-        self._on: dict[WorkerId, dict[RequestId, tuple[RequestClass, int]]] = {}
-        """With class and seats."""
+        self._on: dict[WorkerId, dict[RequestId, Seated | None]] = {}
+        """None of those that only their worker knows: placed in an earlier term."""
         self._seats: Counter[tuple[WorkerId, RequestClass]] = Counter()
         self._digests: dict[RequestId, bytes] = {}
         self.in_flight = InFlight()
@@ -44,6 +58,10 @@ class LiveTable:
         names = self._digests
         return {request: names[request] for request in self._on.get(worker, ()) if request in names}
 
+    def seated(self, worker: WorkerId) -> Collection[Seated]:
+        """Return who is on a worker, as far as it was placed in this term."""
+        return [one for one in self._on.get(worker, {}).values() if one is not None]
+
     def num_seats(self, worker: WorkerId, kind: RequestClass) -> int:
         """Return the seats that a class has or will have on a worker."""
         return self._seats[worker, kind]
@@ -53,16 +71,15 @@ class LiveTable:
         key: RequestKey,
         worker: WorkerId,
         blocks: Sequence[BlockHash] = (),
-        kind: RequestClass = RequestClass.SHORT,
-        num_seats: int = 1,
+        seated: Seated | None = None,
         digest: bytes = b"",
     ) -> None:
         """A key is on a worker; a higher attempt replaces a lower one, never the other way.
 
         Args:
             blocks: What it will compute, where that is known.
-            kind: Its class, and in `num_seats` its sequences. Of a key that is known already nothing changes;
-                one that only its worker knows (placed in an earlier term) counts as a short one.
+            seated: Who it is. Of a key that is known already nothing changes; one that only its worker knows
+                (placed in an earlier term) counts as one sequence of the short class.
             digest: What names its prompt, where that is known.
         """
         known = self._requests.get(key.request_id)
@@ -71,7 +88,8 @@ class LiveTable:
         if known is not None:
             self._leave(key.request_id, known[1])
         self._requests[key.request_id] = key.attempt, worker
-        self._on.setdefault(worker, {})[key.request_id] = kind, num_seats
+        self._on.setdefault(worker, {})[key.request_id] = seated
+        kind, num_seats = _seats(seated)
         self._seats[worker, kind] += num_seats
         if blocks:
             self.in_flight.begin(key.request_id, blocks)
@@ -103,7 +121,11 @@ class LiveTable:
         self._on.pop(worker, None)
 
     def _leave(self, request_id: RequestId, worker: WorkerId) -> None:
-        kind, num_seats = self._on[worker].pop(request_id)
+        kind, num_seats = _seats(self._on[worker].pop(request_id))
         self._seats[worker, kind] -= num_seats
         if not self._seats[worker, kind]:
             del self._seats[worker, kind]
+
+
+def _seats(seated: Seated | None) -> tuple[RequestClass, int]:
+    return (RequestClass.SHORT, 1) if seated is None else (seated.kind, seated.num_seats)

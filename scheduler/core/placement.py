@@ -41,6 +41,20 @@ def can_ever_serve(request: WaitingRequest, worker: WorkerCredits) -> bool:
     return isinstance(fit, Fits)
 
 
+def can_be_here(request: WaitingRequest, worker: WorkerCredits) -> bool:
+    """Say whether `worker` could run the request now, had it but room."""
+    return request.acquire.tenant not in worker.report.at_slice and can_ever_serve(request, worker)
+
+
+def price(request: WaitingRequest, worker: WorkerCredits) -> Choice:
+    """Return what the request would take on `worker`."""
+    page_size = worker.hello.capacity.page_size
+    cached = request.cached_tokens(worker.boot, page_size)
+    uncached = request.acquire.num_prompt_tokens - cached
+    num_pages = pages_for(uncached, page_size) + request.acquire.num_choices
+    return Choice(worker, cached, uncached, num_pages)
+
+
 def choose(
     request: WaitingRequest, workers: Collection[WorkerCredits], kept: Container[WorkerBoot]
 ) -> Choice | None:

@@ -12,13 +12,23 @@ from scheduler.core.classes import ClassLimits
 from scheduler.core.credits import OUTSTANDING_GRACE_S, Placement, WorkerCredits
 from scheduler.core.fault_watch import FaultWatch
 from scheduler.core.fleet import Fleet
-from scheduler.core.live import LiveTable
+from scheduler.core.live import LiveTable, Seated
 from scheduler.core.outputs import AskMatch, Output, Placed, PlacementsMade
-from scheduler.core.placement import Choice, choose, held_back, miss_reason, worker_to_keep
+from scheduler.core.placement import (
+    Choice,
+    can_be_here,
+    choose,
+    held_back,
+    miss_reason,
+    price,
+    worker_to_keep,
+)
 from scheduler.core.request import Match, WaitingRequest, WorkerBoot, uncacheable_match, unknown_match
 from scheduler.core.rules import Rules
 from scheduler.core.waiting_room import WaitingRoom
+from scheduler.core.yielding import Yielders
 from services.domain.block_hash import BLOCK_SIZE
+from services.domain.capacity import pages_for
 from services.domain.ids import RequestKey
 from services.domain.miss_reason import MissReason
 
@@ -40,6 +50,7 @@ class Placer:
         self._asked: dict[RequestKey, WaitingRequest] = {}
         self._windows: dict[str, float] = {}
         self._rates: dict[str, PlacementRate] = {}
+        self._reported: set[WorkerBoot] = set()
         self._turn = 0
         self.matching = False
         """Whether there is a kvmanager to ask."""
@@ -47,6 +58,10 @@ class Placer:
     @property
     def num_placed(self) -> int:
         return self._turn
+
+    def reported(self, worker: WorkerCredits) -> None:
+        """A worker said how it stands: those on it are looked at, whether they have to yield."""
+        self._reported.add(worker.boot)
 
     def open_window(self, model: str, now: float) -> None:
         """A request came in: hold back its model for the batch wait, unless a window is open."""
@@ -108,6 +123,10 @@ class Placer:
                 if placed is None:
                     break
                 touched[placed.boot] = placed
+            for worker in workers:
+                if worker.boot in self._reported and self._place_over(model, worker, workers, now, outputs):
+                    touched[worker.boot] = worker
+        self._reported.clear()
         outputs += [PlacementsMade(worker=w.hello.worker, highest_seq=w.placed) for w in touched.values()]
         return outputs
 
@@ -148,7 +167,44 @@ class Placer:
                     kept[request.kept_worker] = request.key
         return None
 
-    def _give(self, request: WaitingRequest, choice: Choice, now: float) -> Placed:
+    def _place_over(
+        self,
+        model: str,
+        worker: WorkerCredits,
+        workers: list[WorkerCredits],
+        now: float,
+        outputs: list[Output],
+    ) -> bool:
+        """Place the first that has waited for a grant and to whom others have to yield on `worker`."""
+        if worker.free_credits or not worker.takes_beyond_grants or not worker.report.running:
+            return False
+        policy = self._room.policy
+        yielders = Yielders(worker, self._live.seated(worker.hello.worker), policy)
+        if not yielders.concern(model):
+            return False
+        with_room = self._classes.with_room(workers, long_waits=self._room.has_long(model))
+        passed: list[WaitingRequest] = []
+        for request in islice(policy.candidates(model), self._rules.window):
+            kind = request.acquire.request_class
+            choice = price(request, worker)
+            if (
+                now - request.arrived >= self._rules.yield_after_s
+                and yielders.make_room(choice, request.acquire)
+                and worker in self._classes.for_request(request, with_room[kind], workers)
+                and can_be_here(request, worker)
+                and worker.boot not in self._faults.not_now(request, {}, now)
+                and worker.has_window(choice.uncached_tokens, kind)
+            ):
+                for head in passed:
+                    head.bypassed += 1
+                outputs.append(self._give(request, choice, now, beyond_grants=True))
+                return True
+            passed.append(request)
+        return False
+
+    def _give(
+        self, request: WaitingRequest, choice: Choice, now: float, *, beyond_grants: bool = False
+    ) -> Placed:
         worker, acquire = choice.worker, request.acquire
         in_flight = self._live.in_flight
         reason, first_miss = miss_reason(request, choice, lambda block: in_flight.has(block, now))
@@ -172,6 +228,7 @@ class Placer:
             uncached_tokens=choice.uncached_tokens,
             num_pages=choice.num_pages,
             counts_until=now + self._rules.submit_within_s + OUTSTANDING_GRACE_S,
+            beyond_grants=beyond_grants,
             output=output,
         )
         worker.place(acquire.key, placement)
@@ -182,8 +239,13 @@ class Placer:
             acquire.key,
             worker.hello.worker,
             computes,
-            acquire.request_class,
-            acquire.num_choices,
+            Seated(
+                tenant=acquire.tenant,
+                band=acquire.band,
+                kind=acquire.request_class,
+                num_seats=acquire.num_choices,
+                num_pages=pages_for(acquire.num_prompt_tokens, worker.hello.capacity.page_size),
+            ),
             acquire.prompt_digest,
         )
         self._faults.placed(worker, request, now)

@@ -68,6 +68,13 @@ class QueuePolicy(Protocol):
     def over_share(self, worker: WorkerId) -> Mapping[TenantId, float]:
         """Return how far the tenants with requests on a worker are over their share; > 0 is over it."""
 
+    def asks_within_share(self, acquire: Acquire) -> bool:
+        """Say whether the tenant of `acquire`, which waits, would be within its share of the band if all were
+        served that it waits for."""
+
+    def floor(self, band: Band) -> float:
+        """Return the part of a model's service that is reserved for a band."""
+
 
 class NoAccounts:
     """The part of a policy that charges nobody."""
@@ -85,3 +92,9 @@ class NoAccounts:
 
     def over_share(self, worker: WorkerId) -> Mapping[TenantId, float]:
         return {}
+
+    def asks_within_share(self, acquire: Acquire) -> bool:
+        return False
+
+    def floor(self, band: Band) -> float:
+        return 0.0

@@ -12,7 +12,7 @@ def ranks_for(worker: WorkerCredits, policy: QueuePolicy, now: float, every_s: f
     """Return what a worker hears after a report: at most once in `every_s`, and nothing about nobody."""
     if now < worker.ranks_due:
         return []
-    over_share = policy.over_share(worker.hello.worker)
+    over_share = worker.over_share = policy.over_share(worker.hello.worker)
     if not over_share:
         return []
     worker.ranks_due = now + every_s

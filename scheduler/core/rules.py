@@ -31,6 +31,8 @@ class Rules:
     """Workers for long requests only, and the only ones for these, in models that have others too."""
     ranks_every_s: float = 1.0
     """Least time between two messages to a worker about its tenants' shares."""
+    yield_after_s: float = 0.05
+    """A request waits this long for a grant before others have to yield to it."""
     submit_within_s: float = 2.0
     """The worker refuses a Submit that comes later than this after its Placement."""
     match_within_s: float = 0.005

@@ -152,11 +152,6 @@ class ShareQueue:
         self.remove(request)
         return share
 
-    def over(self, share: TenantShare) -> float:
-        """Return how far a tenant is beyond what lets it be chosen, in weighted tokens."""
-        self._advance()
-        return share.counter - self._virtual_time - self._rules.quantum
-
     def charge(self, share: TenantShare, cost: float) -> None:
         """Count service (or take back what was counted wrongly)."""
         self._set(share, share.counter + cost / share.weight)

@@ -102,6 +102,7 @@ class SchedulerCore:
     def report(self, worker: WorkerId, report: Report, now: float) -> list[Output]:
         """A worker says how much it takes."""
         view, policy = self.fleet.workers[worker], self.room.policy
+        self._placer.reported(view)
         was_draining = view.draining
         for tenant, use in view.apply(report, now).items():
             policy.used(worker, tenant, use.output)

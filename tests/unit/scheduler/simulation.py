@@ -176,7 +176,11 @@ class World:
         worker, key = self.workers[output.worker], output.acquire.key
         assert output.epoch == worker.epoch
         assert output.seq == worker.highest + 1, "numbered without gaps"
-        assert output.seq <= worker.granted, "placed beyond the credits"
+        outstanding = self.core.fleet.workers[output.worker].outstanding
+        num_beyond = sum(one.beyond_grants for one in outstanding.values())
+        assert num_beyond <= 1, "others are asked to yield to one at a time"
+        is_beyond = outstanding[key].beyond_grants
+        assert is_beyond or output.seq <= worker.granted, "placed beyond the credits"
         assert key not in self.forsaken, "placed for nobody"
         worker.highest = output.seq
         self.answers[key] += 1

@@ -138,7 +138,7 @@ def test_a_worker_hears_who_of_its_tenants_is_over_its_share() -> None:
     assert placed(scheduler) == ["small", "large"]
     first = report(granted=2, seen=2, startable=10_000, started=[key("small"), key("large")])
     scheduler.report(WORKER, first, 1.0)
-    used = report(granted=2, seen=2, startable=10_000, running=2, output_tokens={"large": 5_000})
+    used = report(granted=2, seen=2, startable=10_000, running=2, output_tokens={"large": 8_000})
     (ranks,) = only(Ranks, scheduler.report(WORKER, used, 2.5))
     assert ranks.version == 2
     assert ranks.over_share["small"] < 0 < ranks.over_share["large"]
