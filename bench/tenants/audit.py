@@ -118,6 +118,8 @@ async def _client(run: _Run, name: str, count: int) -> None:
         num_lines = 0
         try:
             async for line in process.stdout:
+                if not line.endswith(b"\n"):
+                    break  # It was killed within this line.
                 outcome, _, rest = line.decode().strip().partition(" ")
                 if outcome == "admitted":
                     run.told.add(rest)

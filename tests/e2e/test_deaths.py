@@ -57,7 +57,7 @@ async def test_running_streams_do_not_notice_that_the_kvmanager_is_killed(mortal
     reading: set[int] = set()
 
     async def read(client: AsyncClient, number: int) -> int:
-        async with client.generate([number] * 30, max_output_tokens=1000, ignore_eos=True) as stream:
+        async with client.generate([number] * 30, max_output_tokens=500, ignore_eos=True) as stream:
             async for event in stream:
                 if isinstance(event, Delta):
                     reading.add(number)

@@ -126,8 +126,6 @@ async def test_a_crashed_engine_ends_the_process_with_one_line() -> None:
         (("--model", "x=/nowhere/at/all", "--executor", "torch"), 1, "/nowhere/at/all"),
         (("--kv-memory", "1KiB"), 1, "--kv-memory"),
         (("--host", "0.0.0.0"), 2, "--insecure"),
-        (("--max-sequence", "3"), 2, "--max-sequences"),
-        (("--max-sequences", "many"), 2, "--max-sequences"),
     ],
 )
 async def test_what_cannot_start_says_why_in_one_line(flags: tuple[str, ...], code: int, says: str) -> None:

@@ -30,6 +30,8 @@ def test_a_sim_needs_no_files() -> None:
         (["--model", "smol"], "NAME=PATH"),
         (["--executor", "sim"], "NAME=PATH"),
         (["--model", "a=b", "--max-sequences", "0"], "max_sequences"),
+        (["--model", "a=b", "--max-sequences", "many"], "--max-sequences"),
+        (["--model", "a=b", "--max-sequence", "3"], "--max-sequences"),
         (["--model", "a=b", "--max-step-tokens", "32"], "max_step_tokens"),
         (["--model", "a=b", "--max-prefill-tokens", "600"], "max_prefill_tokens"),
         (["--model", "a=b", "--kv-memory-fraction", "1"], "kv_memory_fraction"),
