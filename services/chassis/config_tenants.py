@@ -1,7 +1,8 @@
 """The `[[tenants]]` of a configuration file: declarations of the one model of a tenant, and their keys.
 
 Knows TOML and where the file is named. Checks one tenant at a time and all of them together as every store
-does; an error never shows a key.
+does, and bands by the file's own `[[scheduler.bands]]`: it does not know what a scheduler elsewhere has. An
+error never shows a key.
 """
 
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from services.chassis.config import config_file
 from services.chassis.fatal import ConfigError
+from services.domain.bands import Bands
 from services.domain.errors import InvalidField
 from services.domain.ids import TenantId
 from services.domain.tenant import Tenant
@@ -51,17 +53,32 @@ def load_tenants(
     path = config_file(argv, environ)
     if path is None:
         return DeclaredTenants()
-    tables = tomllib.loads(path.read_text("utf-8")).get("tenants", [])
+    content = tomllib.loads(path.read_text("utf-8"))
+    tables = content.get("tenants", [])
     if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
         raise ConfigError(f"{path}: tenants must be tables, each [[tenants]]")
     documents = [{name: one[name] for name in one if name not in _KEY_FIELDS} for one in tables]
     try:
         tenants = tenants_from_documents(documents)
-        TenantBook(tenants)
+        bands = _bands_of(path, content)
+        for tenant in tenants:
+            bands.check(f"tenants[{tenant.id}].band", tenant.band)
+        TenantBook(tenants, bands)
     except InvalidField as error:
         raise ConfigError(f"{path}: [[tenants]] {error.message}") from error
     keys = [key for one in tables for key in _keys_of(path, one)]
     return DeclaredTenants(tenants, tuple(keys))
+
+
+def _bands_of(path: Path, content: Mapping[str, object]) -> Bands:
+    """Return the bands that the file gives the scheduler, or those that it has without a file's."""
+    section = content.get("scheduler")
+    tables = section.get("bands", []) if isinstance(section, dict) else []
+    names = tuple(str(one.get("name")) for one in tables if isinstance(one, dict))
+    try:
+        return Bands(names) if names else Bands()
+    except ValueError as error:
+        raise ConfigError(f"{path}: [[scheduler.bands]] {error}") from error
 
 
 def _keys_of(path: Path, table: Mapping[str, object]) -> list[DeclaredKey]:

@@ -63,6 +63,10 @@ def test_flags_file_and_tenants_are_read(tmp_path: Path) -> None:
             r"tenants\[a\].max_concurrency: must be .*nearest valid: 1",
         ),
         ('id = "a"\nkey_hmac = "ABC"', "64 hex digits"),
+        (
+            'id = "a"\nkey = "long-secret"\nband = "btach"',
+            r"tenants\[a\].band: must be one of interactive, standard, batch.*btach.*nearest valid: batch",
+        ),
     ],
 )
 def test_a_bad_tenant_is_refused_without_showing_its_key(tmp_path: Path, broken: str, rule: str) -> None:
@@ -72,6 +76,25 @@ def test_a_bad_tenant_is_refused_without_showing_its_key(tmp_path: Path, broken:
         load_config(["--config", str(file)], {})
     assert "secret" not in str(caught.value)
     assert "short1" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("band", "refused"), [("night", ""), ("nihgt", ".*nearest valid: night"), ("batch", ", got .batch")]
+)
+def test_a_tenants_band_is_one_that_the_file_gives_the_scheduler(
+    tmp_path: Path, band: str, refused: str
+) -> None:
+    file = tmp_path / "quire.toml"
+    bands = "".join(f'[[scheduler.bands]]\nname = "{name}"\n' for name in ("live", "night"))
+    file.write_text(f'{bands}[[tenants]]\nid = "a"\nband = "{band}"\n')
+    if not refused:
+        _, declared = load_config(["--config", str(file)], {})
+        assert declared.tenants[0].band == "night"
+        return
+    rule = rf"tenants\[a\].band: must be one of live, night{refused}"
+    with pytest.raises(ConfigError, match=rule) as caught:
+        load_config(["--config", str(file)], {})
+    assert "\n" not in str(caught.value), "one line"
 
 
 @pytest.mark.parametrize(
