@@ -42,6 +42,14 @@ class Device(Protocol):
         """`GPU-...`, as NVIDIA's management library knows it; None where there is none."""
 
     @property
+    def is_amd(self) -> bool:
+        """Whether ROCm drives it."""
+
+    @property
+    def pci_address(self) -> str | None:
+        """`0000:c1:00.0`; None where torch does not say."""
+
+    @property
     def compiles(self) -> bool:
         """Whether kernels are compiled for it, which takes a while once."""
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from worker.gpu_reading import NoReading, Reading
+
 LIBRARY = "libnvidia-ml.so.1"
 THROTTLE_REASONS: Mapping[str, int] = {
     "applications_clocks": 0x2,
@@ -29,7 +31,7 @@ _TEXT_BYTES = 96
 _CORE_SENSOR = 0
 
 
-class NvmlError(Exception):
+class NvmlError(NoReading):
     """The library is not here, or the driver does not answer; says which call failed."""
 
 
@@ -39,23 +41,6 @@ class _Utilization(ctypes.Structure):
 
 class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """One look at one GPU. None: this GPU (or its partition) does not say."""
-
-    utilization: float | None
-    """Share of the last sample period in which a kernel ran, 0 to 1."""
-    memory_utilization: float | None
-    """Share of it in which memory was read or written."""
-    memory_used_bytes: int | None
-    memory_total_bytes: int | None
-    power_watts: float | None
-    power_limit_watts: float | None
-    temperature_celsius: int | None
-    throttled_by: frozenset[str] | None
-    """Of `THROTTLE_REASONS`."""
 
 
 @dataclass(frozen=True, slots=True)

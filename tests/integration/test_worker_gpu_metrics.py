@@ -10,6 +10,7 @@ class UnknownGpu:
     """A device that no management library knows."""
 
     name, label, uuid, compiles = "cuda:0", "Fake GPU (sm_90)", "GPU-of-nobody", True
+    is_amd, pci_address = False, None
 
     def memory(self) -> DeviceMemory:
         return DeviceMemory(0, 0)

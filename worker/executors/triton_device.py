@@ -39,8 +39,11 @@ class Gpu:
         self._device = torch.device("cuda", index)
         self.name = str(self._device)
         self.label = f"{torch.cuda.get_device_name(self._device)} ({chip_of(self._device)})"
-        uuid = getattr(torch.cuda.get_device_properties(self._device), "uuid", None)
+        properties = torch.cuda.get_device_properties(self._device)
+        uuid = getattr(properties, "uuid", None)
         self.uuid = None if uuid is None else f"GPU-{uuid}"
+        self.is_amd = torch.version.hip is not None
+        self.pci_address = _pci_address(properties)
 
     def memory(self) -> DeviceMemory:
         """Ask the driver; what torch keeps for later is not free."""
@@ -53,8 +56,8 @@ class Interpreter:
 
     name = "cpu"
     label = "Triton's interpreter"
-    uuid = None
-    compiles = False
+    uuid = pci_address = None
+    is_amd = compiles = False
 
     def memory(self) -> DeviceMemory:
         """Say that all of the host's free memory is the device's."""
@@ -82,6 +85,15 @@ def first_visible() -> Gpu:
             f"{torch.cuda.get_device_name(0)} is {chip}: kernels have tiles for {', '.join(SERVED)} alone"
         )
     return Gpu(0)
+
+
+def _pci_address(properties: object) -> str | None:
+    """Return where a GPU sits on the PCI bus; older torch does not say."""
+    numbers = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    if any(number is None for number in numbers):
+        return None
+    domain, bus, device = numbers
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
 
 def _chip_name() -> str:

@@ -17,7 +17,8 @@ class FakeGpu:
 
     name = "cpu"
     label = "Fake GPU (sm_90)"
-    uuid = None
+    uuid = pci_address = None
+    is_amd = False
     compiles = True
 
     def memory(self) -> DeviceMemory:

@@ -14,6 +14,7 @@ from worker.nvml import Nvml, NvmlError, open_nvml
 
 class FakeDevice:
     name, label, compiles = "cuda:0", "NVIDIA H200 (sm_90)", True
+    is_amd, pci_address = False, None
 
     def __init__(self, uuid: str | None = UUID) -> None:
         self.uuid = uuid

@@ -28,7 +28,8 @@ class FakeGpu:
 
     name = "cpu"
     label = "Fake GPU (sm_90)"
-    uuid = None
+    uuid = pci_address = None
+    is_amd = False
     compiles = True
 
     def __init__(self, *free_mib: int) -> None:

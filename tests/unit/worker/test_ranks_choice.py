@@ -25,7 +25,8 @@ class Gpu:
 
     name = "cuda:0"
     label = "Fake GPU (sm_90)"
-    uuid = None
+    uuid = pci_address = None
+    is_amd = False
 
     def memory(self) -> DeviceMemory:
         return DeviceMemory(1 << 30, 1 << 30)
