@@ -14,7 +14,7 @@ from services.commands.connection import (
     target_of,
 )
 from services.commands.generate import add_sampling_flags, options_of, show_queued
-from services.commands.output import add_output_flags, console, print_json, write_text
+from services.commands.output import add_output_flags, console, harmless, print_json, write_text
 from services.launcher.calls import receipt_lines
 
 _EXAMPLES = """examples:
@@ -74,7 +74,7 @@ class Chat:
             self._begin(rest)
         elif name == "/history":
             for message in self.messages:
-                self._screen.print(f"{message.role}: {message.content}", markup=False)
+                self._screen.print(harmless(f"{message.role}: {message.content}"), markup=False)
         else:
             self._screen.print(_HELP, markup=False)
 

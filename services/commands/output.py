@@ -13,6 +13,9 @@ import orjson
 from rich.console import Console
 
 _PIPE_COLUMNS = 1000
+_PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
+_PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+"""Escape, for one, is written as its picture. Those of 8 bits have none."""
 
 
 def add_output_flags(parser: argparse.ArgumentParser) -> None:
@@ -39,9 +42,14 @@ def print_json(value: Any, *, kind: str | None = None) -> None:
 
 
 def write_text(text: str) -> None:
-    """Print a piece of an answer as it comes."""
-    sys.stdout.write(text)
+    """Print a piece of an answer as it comes; a terminal is not made to obey what is in it."""
+    sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
+
+
+def harmless(text: str) -> str:
+    """Return a text with pictures for control characters: a model's words may hold commands to a terminal."""
+    return text.translate(_PICTURES)
 
 
 def _plain(value: object) -> object:

@@ -17,6 +17,7 @@ from services.chassis.fatal import FatalError
 from services.chassis.redis import connect
 from services.chassis.tls import Tls
 from services.client import AsyncClient, Message, ServeError
+from services.commands.output import write_text
 from services.domain.errors import DependencyDown
 from services.launcher.board import LiveBoard, PlainBoard
 from services.launcher.calls import (
@@ -129,8 +130,7 @@ class Session:
             stream = client.generate(messages, model=model, temperature=0.0, max_output_tokens=EXAMPLE_TOKENS)
             async with stream:
                 async for piece in stream.text():
-                    sys.stdout.write(piece)
-                    sys.stdout.flush()
+                    write_text(piece)
             assert stream.receipt is not None
             self._say("\n" + indent(receipt_lines(stream.receipt)))
         except ServeError as error:
