@@ -31,7 +31,9 @@ WATCH_EVERY_S = 0.8
 """What runs under a hard budget is renewed so often: one gateway's tokens are told to the store within this
 time and read by another within it again, so that a spent budget ends a stream within 2 s."""
 GIVE_UP_S = REMEMBER_S - 60
-"""A settlement that met trouble so long ago may be counted and forgotten: it is dropped, not doubled."""
+"""A settlement of which an answer was lost so long ago may be counted and forgotten: it is dropped, not
+doubled. One that surely did not run (`NotRun`) is kept however long the outage is, within `MAX_PENDING`. The
+minute is for the call under way and for the store's clock."""
 
 _log = structlog.get_logger()
 

@@ -1,6 +1,7 @@
 -- Quotas below one organisation: one call checks or changes all scopes of a request, or none.
 -- All keys carry the organisation's hash tag, all time is the server's, every operation is idempotent by id.
--- The lines of quota_counters.lua and quota_usage.lua stand before these.
+-- The lines of quota_counters.lua and quota_usage.lua stand before these, and REMEMBER_MS: for how long after its
+-- end an id stays known.
 --
 -- KEYS 1 leases       zset  id -> end of the lease (ms)
 --      2 reservations hash  id -> packed record while open, 'e' its lease ran out, 's' settled (tombstone)
@@ -13,7 +14,6 @@
 -- record: { n, prompt, output, used, scope, day, month, scope, day, month, ... }
 
 local leases, reservations, ended, counters = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local REMEMBER_MS = 600000
 local KEEP_MS = 40 * DAY_MS -- Longer than a month, so that its budget lives as long as it counts.
 local MAX_REAPED = 256
 local NOTHING = amounts_of(0, 0)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from gateway.core.limit_status import LimitStatus, ScopeState, limit_status_of
 from gateway.stores.quota import (
     LEASE_S,
+    REMEMBER_S,
     Reservation,
     Running,
     ScopeKey,
@@ -57,7 +58,9 @@ class RedisQuota:
         self._lease_ms = round(lease_s * 1000)
         folder = resources.files(__package__)
         parts = [folder.joinpath(name).read_text("utf-8") for name in SCRIPT]
-        self._script = Script("\n".join(parts))
+        # How long an ended id is known is said once: the settler repeats itself for as long as that is safe.
+        head = f"local REMEMBER_MS = {round(REMEMBER_S * 1000)}"
+        self._script = Script("\n".join((head, *parts)))
 
     async def reserve(self, reservation: Reservation) -> LimitStatus:
         account, key = reservation.account, reservation.idempotency_key

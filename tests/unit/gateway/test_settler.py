@@ -7,8 +7,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.settler import Settler
-from gateway.stores.quota import Running, ScopeKey, Spent
+from gateway.settler import GIVE_UP_S, Settler
+from gateway.stores.quota import REMEMBER_S, Running, ScopeKey, Spent
+from gateway.stores.quota_redis import BACKGROUND_LIMIT_S, RedisQuota
+from services.chassis.redis import connect
 from services.domain.ids import RequestId, TenantId
 from tests.fakes.quota_memory import MemoryQuota
 from tests.fakes.quota_values import a_reservation, a_running, a_settlement, simple, use_of
@@ -91,3 +93,10 @@ async def test_leases_of_running_requests_outlive_their_time_also_under_a_flow_o
                 await asyncio.sleep(0.005)
             now += 0.06  # Two such steps would end a lease that is not renewed.
             assert (await use_of(store, ACCOUNT)).num_leases == 1
+
+
+def test_a_settlement_is_repeated_only_while_the_store_knows_that_it_has_it() -> None:
+    script = RedisQuota(connect("redis://127.0.0.1:1/0"))._script.source
+    (line,) = (line for line in script.splitlines() if line.startswith("local REMEMBER_MS"))
+    assert float(line.partition("=")[2]) / 1000 == REMEMBER_S
+    assert 0 < GIVE_UP_S + BACKGROUND_LIMIT_S < REMEMBER_S
