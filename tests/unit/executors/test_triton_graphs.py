@@ -23,7 +23,7 @@ from tests.fakes.engine_harness import engine_config, prompt, submit
 from tests.fakes.fake_stream import FakeStream
 from tests.fakes.interpreted_dots import use_one_order
 from tests.fakes.served import Served
-from worker.engine.batch_builder import build_batch
+from worker.engine.batch_builder import build_ahead, build_batch
 from worker.engine.step_scheduler import StepScheduler
 from worker.executors.base import ExecutorFault
 from worker.executors.triton_executor import TritonExecutor
@@ -166,7 +166,10 @@ def test_a_step_with_a_chunk_is_launched_by_itself_and_waits_once() -> None:
 
 @pytest.mark.parametrize("num_requests", [100, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_mixed_requests_reserve_no_memory(num_requests: int) -> None:
-    """Prompts of any length, penalties, scores and choices: nothing is made for any of them."""
+    """Prompts of any length, penalties, scores and choices: nothing is made for any of them.
+
+    Steps run ahead as in the step loop, in one thread, so that every operation of torch's is seen.
+    """
     stream = FakeStream(computes=False)
     executor = made(stream)
     config = engine_config(num_pages=NUM_PAGES, max_context_tokens=64, vocab_size=200)
@@ -175,18 +178,28 @@ def test_mixed_requests_reserve_no_memory(num_requests: int) -> None:
     rng = np.random.default_rng(0)
     left = list(range(1, num_requests + 1))
     with stream.steady():
+        plan, launched = scheduler.plan(0.0), None
+        scheduler.apply(plan, None, 0.0)
         while left or scheduler.num_live:
-            for _ in range(min(len(left), 3 if scheduler.num_live < 12 else 0)):
-                scheduler.post(_any_request(left.pop(), rng))
-            plan = scheduler.plan(float(num_steps))
-            result = executor.execute(build_batch(plan)) if plan.num_rows else None
-            num_steps += result is not None
-            scheduler.apply(plan, result, float(num_steps))
+            now = float(num_steps)
+            if launched is None:
+                for _ in range(min(len(left), 3 if scheduler.num_live < 12 else 0)):
+                    scheduler.post(_any_request(left.pop(), rng, one_penalty_in=20))
+                plan = scheduler.plan(now)
+                if not plan.num_rows:
+                    scheduler.apply(plan, None, now)
+                    continue
+                launched = executor.launch(build_batch(plan))
+            ahead = scheduler.plan_ahead(now)
+            behind = None if ahead is None else executor.launch(build_ahead(*ahead))
+            scheduler.apply(plan, executor.collect(launched), now)
+            plan, launched = (plan if ahead is None else ahead[0]), behind
+            num_steps += 1
     calls = stream.calls - before
     assert stream.reserved_bytes == reserved
     assert calls["synchronize"] == calls["download"] == num_steps
-    assert calls["replay"] > num_requests // 20
-    assert calls["ragged_kernel"] > num_requests // 20
+    for name in ("replay", "ragged_kernel", "aten.index_select.out"):
+        assert calls[name] > num_requests // 20, name
 
 
 def test_two_steps_under_way_never_touch_each_others_memory() -> None:
