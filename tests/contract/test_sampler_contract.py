@@ -42,7 +42,7 @@ def test_greedy_takes_the_best_and_the_lowest_id_of_a_tie(sample: Sample) -> Non
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_frequencies_follow_the_distribution(sample: Sample, temperature: float) -> None:
     values = [0.0, 1.0, 2.0, -1.0, 0.5]
-    count = 20_000
+    count = 8_000
     weights = np.exp(np.array(values) / temperature)
     expected = weights / weights.sum() * count
     observed = draws(sample, values, count, temperature=temperature)

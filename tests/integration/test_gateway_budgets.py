@@ -120,5 +120,5 @@ async def test_what_waits_for_a_worker_is_refused(limited: Limited) -> None:
 
 async def test_a_soft_budget_ends_nothing(limited: Limited) -> None:
     limited.edit(Limits(daily=Budget(tokens=1, hard=False)))
-    answer = limited.start(max_output_tokens=200)
+    answer = limited.start(max_output_tokens=60)
     assert reasons_of(await answer) == {types_pb2.FINISH_REASON_LENGTH}

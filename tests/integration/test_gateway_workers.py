@@ -100,13 +100,16 @@ async def test_a_worker_that_cannot_be_reached_is_avoided() -> None:
 
 
 @pytest.mark.failure("B076")
-async def test_a_worker_that_dies_in_the_stream_is_a_typed_error_with_usage(rig: Rig) -> None:
+async def test_a_worker_that_dies_in_the_stream_is_a_typed_error_with_usage(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig.worker.script, rig.worker.step_s = endless, 0.01
     call = rig.stub.Generate(a_request(max_output_tokens=2000), metadata=ACME_KEY)
     stream = aiter(call)
     seen = 0
     while seen <= 5:
         seen += len((await anext(stream)).delta.text)
+    monkeypatch.setattr("services.rpc.gateway_worker_link.DEAD_AFTER_S", 0.2)
     await rig.worker.stop()
     rest, error_ = await read_to_the_end(stream)
     seen += sum(len(message.delta.text) for message in rest)

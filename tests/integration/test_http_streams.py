@@ -109,7 +109,9 @@ async def test_a_thousand_calls_leave_nothing_behind(http: HttpRig) -> None:
 
 
 @pytest.mark.failure("B076")
-async def test_a_lost_worker_is_told_in_band_with_usage_and_without_done(http: HttpRig) -> None:
+async def test_a_lost_worker_is_told_in_band_with_usage_and_without_done(
+    http: HttpRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     http.rig.worker.script, http.rig.worker.step_s = endless, 0.02
     body = {"model": "tiny", "prompt": "x", "stream": True, "stream_options": {"include_usage": True}, **LONG}
     seen: list[str] = []
@@ -117,6 +119,7 @@ async def test_a_lost_worker_is_told_in_band_with_usage_and_without_done(http: H
         async for event in events_of(answer):
             seen.append(event)
             if len(seen) == 3:
+                monkeypatch.setattr("services.rpc.gateway_worker_link.DEAD_AFTER_S", 0.2)
                 await http.rig.worker.stop()
     error = json.loads(seen[-1])["error"]
     assert (error["code"], error["type"]) == ("WORKER_LOST", "service_unavailable_error")
@@ -178,7 +181,7 @@ async def test_a_stream_that_waits_shows_that_it_lives(
 
 @pytest.mark.failure("B082")
 async def test_a_completion_s_stream_begins_when_a_worker_has_taken_it(http: HttpRig) -> None:
-    http.rig.worker.step_s = 0.3
+    http.rig.worker.script, http.rig.worker.step_s = says("ab"), 0.3
     body = {"model": "tiny", "prompt": "x", "stream": True}
     async with http.web.stream("POST", "/v1/completions", json=body) as answer:
         events = [event async for event in events_of(answer)]

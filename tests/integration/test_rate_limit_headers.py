@@ -132,7 +132,10 @@ async def test_while_the_store_is_down_answers_come_without(http: HttpRig) -> No
     assert told(answer.headers.items()).keys() == NAMES, "the control"
 
 
-async def test_grpc_answers_carry_the_same_and_refusals_as_well(http: HttpRig) -> None:
+async def test_grpc_answers_carry_the_same_and_refusals_as_well(
+    http: HttpRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.core.deadlines.HEARTBEAT_S", 0.05)
     call = http.rig.stub.Generate(a_request(), metadata=ACME_KEY, timeout=30)
     assert [message async for message in call]
     assert told(await call.initial_metadata()).keys() == NAMES

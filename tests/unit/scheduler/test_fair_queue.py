@@ -215,9 +215,9 @@ def test_nothing_is_kept_of_tenants_that_are_served_and_gone() -> None:
 
 
 def test_the_cost_of_a_decision_does_not_grow_with_the_queue() -> None:
-    """Places of heaps touched by 200 decisions with 1,000 and with 100,000 waiting."""
+    """Places of heaps touched by 200 decisions with 1,000 and with 20,000 waiting."""
     moves, num_tenants = {}, 1000
-    for num_waiting in (1_000, 100_000):
+    for num_waiting in (1_000, 20_000):
         policy = FairPolicy(RULES)
         backlog = Backlog(policy, 1)
         tenants = [Tenant(f"t{i}") for i in range(num_tenants)]
@@ -229,5 +229,5 @@ def test_the_cost_of_a_decision_does_not_grow_with_the_queue() -> None:
             backlog.ask(tenants[i % num_tenants], 100)
             names(policy, 1)
         moves[num_waiting] = sum(queue.num_moves for queue in queues) - before
-    assert moves[100_000] <= 1.2 * moves[1_000]
+    assert moves[20_000] <= 1.2 * moves[1_000]
     assert moves[1_000] <= 200 * 120
