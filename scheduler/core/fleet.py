@@ -67,7 +67,9 @@ class Fleet:
 
     def forget(self, now: float) -> list[str]:
         """Forget workers whose time to come back is over; return the models that lost one."""
-        changed = []
+        changed: list[str] = []
+        if not self._leaving:
+            return changed
         for worker, (until, model) in list(self._leaving.items()):
             if until > now:
                 continue

@@ -116,10 +116,11 @@ class ShareQueue:
         if share is None:
             self._number += 1
             share = self._shares[acquire.tenant] = TenantShare(acquire.tenant, self._number, self)
-        if share.waiting:
+        is_active = share.waiting.first is not None
+        if is_active:
             self.active_weight += acquire.weight - share.weight
         share.weight = acquire.weight
-        if not share.waiting:
+        if not is_active:
             self._advance()
             self._set(share, max(share.counter, self._virtual_time))
             self._active.add(share)
@@ -132,7 +133,7 @@ class ShareQueue:
         share = self._shares[request.acquire.tenant]
         share.waiting.remove(request)
         self.num_waiting -= 1
-        if not share.waiting:
+        if share.waiting.first is None:
             self._advance()
             self._active.remove(share)
             self._held.discard(share)
@@ -240,5 +241,5 @@ class ShareQueue:
 
     def _forget(self, share: TenantShare) -> None:
         """Drop an idle tenant whose counter says no more than the virtual time."""
-        if not share.waiting and share.live == 0 and share.counter <= self._virtual_time:
+        if share.live == 0 and share.waiting.first is None and share.counter <= self._virtual_time:
             self._shares.pop(share.tenant, None)
