@@ -4,6 +4,7 @@ Knows what waits and which workers there are, and when to look again; removes no
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import takewhile
 
 from scheduler.core.admission import never_fits, place_in_queue, queue_full
 from scheduler.core.degrade import Ladder
@@ -41,7 +42,7 @@ class Refusals:
         """Most KV pages of tenants over all workers, as the kvmanager said last."""
         self._boot_ends: float | None = now + rules.boot_grace_s
         self._impatient: dict[RequestKey, float] = {}
-        """Requests that avoid workers, and when to see whether another one is left for them."""
+        """Requests that avoid workers, and when to see whether another is left for them: soonest first."""
 
     def on_arrival(self, request: WaitingRequest, now: float, *, resent: bool) -> ServeError | None:
         """Say why a request cannot wait, or None.
@@ -85,11 +86,12 @@ class Refusals:
                 error = self._unservable(model) or self._never_fits(request.acquire)
                 if error is not None:
                     yield request, error
-        for key in [key for key, at in self._impatient.items() if at <= now]:
+        for key in [key for key, _ in takewhile(lambda one: one[1] <= now, self._impatient.items())]:
+            del self._impatient[key]
             waiting = self._room.get(key.request_id)
             if waiting is None or waiting.key != key:
-                del self._impatient[key]
-            elif self._nobody_left(waiting):
+                continue
+            if self._nobody_left(waiting):
                 yield waiting, NoWorker("every worker of the model has failed this request")
             else:
                 self._impatient[key] = now + self._rules.worker_grace_s
@@ -107,7 +109,7 @@ class Refusals:
 
     def next_wake(self) -> float | None:
         """Return when `due` has something to do."""
-        times = [self._boot_ends if len(self._room) else None, min(self._impatient.values(), default=None)]
+        times = [self._boot_ends if len(self._room) else None, next(iter(self._impatient.values()), None)]
         return min((at for at in times if at is not None), default=None)
 
     def _degraded(self, acquire: Acquire) -> Overloaded | None:

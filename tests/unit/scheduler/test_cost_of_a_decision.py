@@ -14,6 +14,7 @@ import pytest
 from bench.scheduler import GATEWAY, POLICIES, acquire, decide, fleet
 from scheduler.core.rules import Rules
 from scheduler.core.state import SchedulerCore
+from services.domain.ids import WorkerId
 
 NUM_TENANTS, NUM_WORKERS, NUM_DECISIONS = 100, 8, 40
 SCHEDULER = "scheduler.core"
@@ -42,13 +43,18 @@ def bytecodes(work: Callable[[], object]) -> int:
     return count
 
 
-def per_decision(policy: str, num_waiting: int) -> float:
-    """Return the bytecodes of one Acquire, one Report and one placement while so many wait."""
+def per_decision(policy: str, num_waiting: int, failed: WorkerId | None = None) -> float:
+    """Return the bytecodes of one Acquire, one Report and one placement while so many wait.
+
+    Args:
+        failed: A worker that all who wait avoid; it says nothing.
+    """
+    avoid = frozenset() if failed is None else frozenset({(failed, None)})
     rules = Rules(max_waiting=10**9, max_waiting_tokens=10**12, boot_grace_s=0.0)
     core = SchedulerCore(rules, POLICIES[policy](), 0.0)
-    names = fleet(core, NUM_WORKERS)
+    names = [name for name in fleet(core, NUM_WORKERS) if name != failed]
     for number in range(num_waiting):
-        core.acquire(GATEWAY, acquire(number, NUM_TENANTS), 0.0)
+        core.acquire(GATEWAY, acquire(number, NUM_TENANTS)._replace(avoid=avoid), 0.0)
     core.place(0.0)
     decisions = decide(core, names, num_waiting, NUM_TENANTS)
     for _ in range(2 * NUM_WORKERS):  # Positions are told and ranks sent in the first ones.
@@ -62,6 +68,11 @@ def per_decision(policy: str, num_waiting: int) -> float:
 
 def test_a_decision_takes_as_many_operations_with_twenty_times_as_many_waiting() -> None:
     few, many = (per_decision("fair", number) for number in (1_000, 20_000))
+    assert 100 < many <= 1.1 * few
+
+
+def test_nor_does_it_matter_how_many_have_workers_that_they_avoid() -> None:
+    few, many = (per_decision("fair", number, WorkerId("worker-0")) for number in (1_000, 10_000))
     assert 100 < many <= 1.1 * few
 
 
