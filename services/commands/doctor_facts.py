@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from services.artifacts.errors import ArtifactError
 from services.artifacts.model_cache import MARKER, cache_folder, check_whole
+from services.chassis.cores import num_cores
 from services.chassis.fatal import FatalError
 from services.chassis.grpc import require_free_port
 from services.chassis.redis import connect
@@ -118,7 +119,7 @@ def look(port_offset: int, environment: Mapping[str, str] = os.environ) -> Facts
         compiler_error=compiler_error,
         cpu=cpu.name,
         instruction_sets=tuple(entry.name for entry in cpu.supported()),
-        num_cores=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
+        num_cores=num_cores(),
         huge_pages=_huge_pages(),
         free_bytes=free_memory_bytes(),
         ports=ports,

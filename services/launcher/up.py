@@ -20,6 +20,7 @@ from rich.console import Console
 
 from services.artifacts.model_cache import cache_folder
 from services.chassis.config import ByteSize, check_range, load
+from services.chassis.cores import num_cores
 from services.chassis.fatal import ConfigError, FatalError
 from services.chassis.grpc import check_bind
 from services.chassis.tls import OPERATOR, load_tls
@@ -145,7 +146,7 @@ def _suite(config: UpConfig, folder: Path) -> Suite:
         redis_folder=folder,
         insecure=config.insecure,
         kv_memory=config.kv_memory,
-        threads=None if config.sim or num_workers == 1 else max(1, _num_cores() // num_workers),
+        threads=None if config.sim or num_workers == 1 else max(1, num_cores() // num_workers),
         num_gpus=0 if config.sim else device_nodes().nvidia,
         trace=_absolute_trace(config.trace),
         log_level=config.log_level,
@@ -162,13 +163,6 @@ def _drawn(name: str, path: Path | None) -> str | None:
     written = {} if path is None else tomllib.loads(path.read_text())
     is_given = written.get("gateway", {}).get(name) or os.environ.get(f"QUIRE_GATEWAY_{name.upper()}")
     return None if is_given else secrets.token_hex(32)
-
-
-def _num_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def find_redis() -> str:

@@ -1,10 +1,11 @@
 """The implementations that one suite holds for, where several files make it up."""
 
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from gateway.stores.quota import LEASE_S, QuotaStore
 from gateway.stores.quota_redis import RedisQuota
@@ -14,9 +15,9 @@ from tests.fakes.quota_memory import MemoryQuota
 from tests.fakes.sampler_rows import Sample
 from tests.unit.executors.native_models import plan_executor
 from worker.engine import sampler
+from worker.engine.batch import Int32, SampleRow, StepResult
 from worker.executors.base import Executor
-from worker.executors.native.sampling import NativeRows
-from worker.executors.native.sampling import sample as sample_natively
+from worker.executors.native.sampling import NativeRows, begin_sample
 
 
 @pytest.fixture
@@ -59,7 +60,13 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sample]:
         num_threads=2,
     )
     library, engine = executor._library, executor._engine
-    yield lambda logits, rows, *more: sample_natively(library, engine, logits, NativeRows(rows), *more)
+
+    def sample(logits: NDArray[np.float32], rows: Sequence[SampleRow], *more: Int32) -> StepResult:
+        draw = begin_sample(library, engine, logits, NativeRows(rows), *more)
+        library.check("wait", engine, draw.number)
+        return draw.result()
+
+    yield sample
     executor.close()
 
 

@@ -1,4 +1,4 @@
-"""The native CPU executor: the plan handed to a C++ library once, then one call for each step.
+"""The native CPU executor: the plan handed to a C++ library once, then its steps, one after the other.
 
 Knows the library, packed weights and pages; knows nothing of requests or why a row is in the step. Needs
 numpy and a library that `native.build` compiled, and no torch. Every row of logits is the same bit for bit
@@ -9,7 +9,8 @@ or by thread.
 import hashlib
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,17 +18,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.artifacts.artifact import ModelArtifact, open_artifact
+from services.chassis.cores import num_cores
 from services.domain.ids import Namespace
 from services.domain.kv_layout import KvFormat, KvLayout, KvOrder
 from worker.engine.batch import Batch, StepResult
 from worker.executors.base import ExecutorFault, ModelProfile, nothing
 from worker.executors.native.bound_plan import UnsupportedOperation, bind_plan, check_supported
 from worker.executors.native.build import Built, build
-from worker.executors.native.library import Batch as NativeBatch
 from worker.executors.native.library import Compute, Library, NativeError
 from worker.executors.native.packed_size import packed_bytes
 from worker.executors.native.packed_weights import PackedWeights, SwappedLayer, open_packed
-from worker.executors.native.sampling import NativeRows, sample
+from worker.executors.native.sampling import Draw, NativeRows, begin_sample
+from worker.executors.native.step_arrays import StepArrays, copy_of
 from worker.executors.weights.loader import WeightSource, open_model
 from worker.models.registry import BuiltModel
 from worker.plan.arena import pack, rows_for
@@ -53,12 +55,20 @@ class NativeOptions:
     """Longest context to be ready for, which bounds the tables of rotations; None: the model's own."""
 
 
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step under way, and all that it reads."""
+
+    step: StepArrays
+    draw: Draw
+
+
 class NativeExecutor:
-    """`worker.executors.base.Executor` in C++."""
+    """`worker.executors.base.OverlappingExecutor` in C++."""
 
     on_logits: LogitsTap | None = None
-    """Called after each step with the batch and its logits [O, vocab] float32, before they are sampled.
-    For tests and for comparing executors; it must not keep or change the array."""
+    """Called after each step with the batch and its logits [O, vocab] float32, before they are sampled
+    and before `launch` returns. For tests and comparing executors; it must not keep or change the array."""
 
     def __init__(
         self,
@@ -101,7 +111,7 @@ class NativeExecutor:
             layout,
             max_positions=max_positions,
             compute=options.compute,
-            num_threads=options.num_threads or _num_cores(),
+            num_threads=options.num_threads or num_cores(),
         )
         self._engine = self._bound.handle
         self._destroy = weakref.finalize(self, library.call, "destroy", self._engine)
@@ -160,55 +170,59 @@ class NativeExecutor:
         try:
             self._library.check("allocate", self._engine, num_pages)
         except NativeError as exc:
-            size = self._profile.page_bytes
-            raise ExecutorFault(f"cannot allocate {num_pages} pages of {size} bytes") from exc
+            raise ExecutorFault(
+                f"cannot allocate {num_pages} pages of {self._profile.page_bytes} bytes"
+            ) from exc
         self._is_allocated = True
 
     def execute(self, batch: Batch, meanwhile: Callable[[], None] = nothing) -> StepResult:
         """Run the plan once and draw a token for every output row (see `Executor.execute`)."""
-        assert self._is_allocated, "allocate comes before the first step"
+        launched = self.launch(batch)
         try:
-            logits, rows = self._run(batch, meanwhile)
-            if self.on_logits is not None:
-                self.on_logits(batch, logits)
-            return sample(self._library, self._engine, logits, rows, batch.targets)
-        except (NativeError, MemoryError) as exc:
-            raise ExecutorFault(f"a step failed in the native executor: {exc}") from exc
+            meanwhile()
+        finally:
+            # Whatever became of it, the step reads our arrays until it ends.
+            result = self.collect(launched)
+        return result
+
+    def launch(self, batch: Batch) -> Launched:
+        """Begin a step (see `OverlappingExecutor.launch`)."""
+        assert self._is_allocated, "allocate comes before the first step"
+        with _faults():
+            number, step, logits = self._begin(batch)
+            try:
+                if self.on_logits is not None:
+                    self._library.check("wait", self._engine, number)
+                    self.on_logits(batch, logits)
+                rows = NativeRows(batch.sampling, num_behind=0 if batch.feeds is None else len(batch.feeds))
+                draw = begin_sample(self._library, self._engine, logits, rows, batch.targets)
+            except BaseException:
+                # The step reads what would be gone.
+                self._library.call("wait", self._engine, number)
+                raise
+            return Launched(step, draw)
+
+    def collect(self, launched: Launched) -> StepResult:
+        """Wait for the oldest step under way (see `OverlappingExecutor.collect`)."""
+        with _faults():
+            self._library.check("wait", self._engine, launched.draw.number)
+        return launched.draw.result()
 
     def close(self) -> None:
         """Give the KV memory back and end the threads."""
         self._destroy()
 
-    def _run(self, batch: Batch, meanwhile: Callable[[], None]) -> tuple[NDArray[np.float32], NativeRows]:
-        num_tokens, num_outputs = len(batch.ids), len(batch.out_rows)
-        if num_tokens > self._max_rows:
-            self._grow(num_tokens)
+    def _begin(self, batch: Batch) -> tuple[int, StepArrays, NDArray[np.float32]]:
+        """Begin a step's forward pass; its number, what it reads, and where its logits will be."""
+        if len(batch.ids) > self._max_rows:
+            self._grow(len(batch.ids))
+        num_outputs = len(batch.out_rows)
         if num_outputs > len(self._logits):
             self._logits = np.empty((num_outputs, self._profile.vocab_size), np.float32)
         logits = self._logits[:num_outputs]
-        arrays = [
-            np.ascontiguousarray(array, np.int32)
-            for array in (
-                batch.ids,
-                batch.positions,
-                batch.query_start,
-                batch.context_len,
-                batch.page_table,
-                batch.out_rows,
-            )
-        ]
-        num_sequences, table_width = batch.page_table.shape
-        native = NativeBatch(
-            num_tokens, num_sequences, num_outputs, table_width, *(array.ctypes.data for array in arrays)
-        )
-        self._library.check("begin_step", self._engine, native, logits.ctypes.data)
-        try:
-            meanwhile()
-            rows = NativeRows(batch.sampling)
-        finally:
-            # Whatever became of it, the step reads our arrays until it ends.
-            self._library.check("end_step", self._engine)
-        return logits, rows
+        step = copy_of(batch)
+        number = self._library.begin("begin_step", self._engine, step.struct, logits.ctypes.data)
+        return number, step, logits
 
     def _grow(self, num_tokens: int) -> None:
         """Lay the slots out for steps of at least so many tokens."""
@@ -261,11 +275,13 @@ def load_native_executor(
         raise UnsupportedOperation(str(exc)) from exc
 
 
-def _num_cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+@contextmanager
+def _faults() -> Iterator[None]:
+    """Turn what a step fails by into an `ExecutorFault`."""
+    try:
+        yield
+    except (NativeError, MemoryError) as exc:
+        raise ExecutorFault(f"a step failed in the native executor: {exc}") from exc
 
 
 def _digest(*parts: str) -> str:

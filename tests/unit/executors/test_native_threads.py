@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -76,14 +77,6 @@ def test_one_thread_needs_no_helper(tmp_path: Path) -> None:
     executor.close()
 
 
-def test_the_caller_is_free_while_a_step_computes(tmp_path: Path) -> None:
-    executor = table_executor(tmp_path, num_threads=2)
-    calls: list[str] = []
-    executor.on_logits = lambda *_: calls.append("logits")
-    executor.execute(make_batch([Part([0, 1], 0, [0])]), lambda: calls.append("meanwhile"))
-    assert calls == ["meanwhile", "logits"]
-
-
 def test_a_step_that_fails_is_told_after_what_was_done_meanwhile(tmp_path: Path) -> None:
     executor = table_executor(tmp_path, num_threads=2)
     calls: list[str] = []
@@ -91,6 +84,25 @@ def test_a_step_that_fails_is_told_after_what_was_done_meanwhile(tmp_path: Path)
         executor.execute(make_batch([Part([9], 0, [0])]), lambda: calls.append("meanwhile"))
     assert calls == ["meanwhile"]
     assert executor.execute(make_batch([Part([1], 0, [0])])).failed.tolist() == [False]
+
+
+def test_nothing_runs_behind_a_step_that_failed_until_that_is_told(tmp_path: Path) -> None:
+    executor = table_executor(tmp_path, num_threads=2)
+    failing = executor.launch(make_batch([Part([9], 0, [0])]))
+    behind = executor.launch(make_batch([Part([1], 0, [0])]))
+    for launched in (failing, behind):
+        with pytest.raises(ExecutorFault, match="an id is not in the vocabulary"):
+            executor.collect(launched)
+    assert executor.execute(make_batch([Part([1], 0, [0])])).failed.tolist() == [False]
+
+
+def test_a_step_is_fed_only_by_rows_that_were_drawn(tmp_path: Path) -> None:
+    executor = table_executor(tmp_path, num_threads=2)
+    executor.execute(make_batch([Part([1], 0, [0])]))
+    for row in (-1, 1):
+        fed = replace(make_batch([Part([1], 0, [0])]), feeds=np.array([row], np.int32))
+        with pytest.raises(ExecutorFault, match="no such row was drawn"):
+            executor.execute(fed)
 
 
 def test_a_caller_that_fails_meanwhile_still_waits_for_the_step(tmp_path: Path) -> None:
@@ -101,7 +113,6 @@ def test_a_caller_that_fails_meanwhile_still_waits_for_the_step(tmp_path: Path) 
 
     with pytest.raises(KeyError):
         executor.execute(make_batch([Part([0] * 3000, 0, range(188))]), fail)
-    # Another step could not begin while that one runs.
     assert executor.execute(make_batch([Part([1], 0, [0])])).failed.tolist() == [False]
 
 

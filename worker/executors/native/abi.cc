@@ -12,7 +12,7 @@
 
 struct QuireEngine {
   quire::Engine engine;
-  quire::StepThread thread;  // last: it ends first, after the step that runs
+  quire::StepThread thread;  // last: it ends first, after the work that runs
 };
 
 namespace {
@@ -30,6 +30,13 @@ int32_t guarded(const Body& body) {
     last_error = "unknown error";
   }
   return -1;
+}
+
+template <typename Work>
+int64_t begun(QuireEngine* engine, const Work& work) {
+  int64_t number = -1;
+  guarded([&] { number = engine->thread.begin(work); });
+  return number;
 }
 
 }  // namespace
@@ -78,7 +85,10 @@ QuireEngine* quire_create(const QuireModel* model, int32_t num_threads) {
 void quire_destroy(QuireEngine* engine) { delete engine; }
 
 int32_t quire_set_arena(QuireEngine* engine, int32_t max_tokens, const int64_t* offsets, int64_t num_floats) {
-  return guarded([&] { engine->engine.set_arena(max_tokens, offsets, num_floats); });
+  return guarded([&] {
+    engine->thread.drain();
+    engine->engine.set_arena(max_tokens, offsets, num_floats);
+  });
 }
 
 int32_t quire_allocate(QuireEngine* engine, int64_t num_pages) {
@@ -87,20 +97,19 @@ int32_t quire_allocate(QuireEngine* engine, int64_t num_pages) {
 
 int64_t quire_page_bytes(const QuireEngine* engine) { return engine->engine.page_bytes(); }
 
-int32_t quire_begin_step(QuireEngine* engine, const QuireBatch* batch, float* logits) {
-  return guarded([&] { engine->thread.begin([engine, batch = *batch, logits] { engine->engine.step(batch, logits); }); });
+int64_t quire_begin_step(QuireEngine* engine, const QuireBatch* batch, float* logits) {
+  return begun(engine, [own = &engine->engine, batch = *batch, logits] { own->step(batch, logits); });
 }
 
-int32_t quire_end_step(QuireEngine* engine) {
-  return guarded([&] { engine->thread.end(); });
-}
-
-int32_t quire_sample(QuireEngine* engine, const float* logits, int32_t vocab_size, int32_t num_rows,
-                     const QuireSampleRow* rows, const int32_t* targets, int32_t max_top, int32_t* token_ids,
-                     uint8_t* failed, float* logprobs, int32_t* top_ids, float* top_logprobs) {
+int64_t quire_begin_sample(QuireEngine* engine, const float* logits, int32_t vocab_size, int32_t num_rows,
+                           const QuireSampleRow* rows, const int32_t* targets, int32_t max_top, int32_t* token_ids,
+                           uint8_t* failed, float* logprobs, int32_t* top_ids, float* top_logprobs) {
   const quire::Drawn drawn{max_top, token_ids, failed, logprobs, top_ids, top_logprobs};
-  quire::Engine& own = engine->engine;
-  return guarded([&] { own.sampler().sample(own.pool(), logits, vocab_size, num_rows, rows, targets, drawn); });
+  return begun(engine, [=, own = &engine->engine] { own->sample(logits, vocab_size, num_rows, rows, targets, drawn); });
+}
+
+int32_t quire_wait(QuireEngine* engine, int64_t number) {
+  return guarded([&] { engine->thread.wait(number); });
 }
 
 int32_t quire_read_slot(const QuireEngine* engine, int32_t slot, float* out) {

@@ -95,12 +95,14 @@ struct QuireBatch {
   int32_t num_sequences;  // S
   int32_t num_outputs;    // O
   int32_t table_width;    // P
+  int32_t num_feeds;      // F
   const int32_t* ids;
   const int32_t* positions;
   const int32_t* query_start;
   const int32_t* context_len;
   const int32_t* page_table;
   const int32_t* out_rows;
+  const int32_t* feeds;  // [F] rows of the last sample, whose draws are the first F ids: there `ids` are not read
 };
 
 // How one output row is sampled; see worker/engine/sampler.py, whose order of operations this follows.
@@ -159,17 +161,22 @@ int32_t quire_set_arena(QuireEngine* engine, int32_t max_tokens, const int64_t* 
 int32_t quire_allocate(QuireEngine* engine, int64_t num_pages);
 int64_t quire_page_bytes(const QuireEngine* engine);
 
-// Runs the plan once, on the engine's own threads. logits: [O, vocab]. What the batch points to and the logits belong
-// to the engine, and nothing else may be asked of it, until quire_end_step has waited for the end; a failure of the
-// step is that call's. Both return 0, or -1 with quire_last_error.
-int32_t quire_begin_step(QuireEngine* engine, const QuireBatch* batch, float* logits);
-int32_t quire_end_step(QuireEngine* engine);
+// Work on the engine's own threads, one after the other in the order it was begun in. What a call points to belongs to
+// the engine until quire_wait has waited for its number (or a later one); of failures see there. Returns the number,
+// or -1 with quire_last_error.
+
+// Runs the plan once. logits: [O, vocab].
+int64_t quire_begin_step(QuireEngine* engine, const QuireBatch* batch, float* logits);
 
 // Draws a token for each row of logits. targets: null, or [num_rows] ids that are taken instead of drawn (-1: draw);
 // token_ids, failed, logprobs: [num_rows]; top_ids, top_logprobs: [num_rows, max_top], rows of num_logprobs entries.
-int32_t quire_sample(QuireEngine* engine, const float* logits, int32_t vocab_size, int32_t num_rows,
-                     const QuireSampleRow* rows, const int32_t* targets, int32_t max_top, int32_t* token_ids,
-                     uint8_t* failed, float* logprobs, int32_t* top_ids, float* top_logprobs);
+int64_t quire_begin_sample(QuireEngine* engine, const float* logits, int32_t vocab_size, int32_t num_rows,
+                           const QuireSampleRow* rows, const int32_t* targets, int32_t max_top, int32_t* token_ids,
+                           uint8_t* failed, float* logprobs, int32_t* top_ids, float* top_logprobs);
+
+// Waits for work and all before it. After a failure nothing that has begun by then is done; every wait says so.
+// Returns 0, or -1 with quire_last_error.
+int32_t quire_wait(QuireEngine* engine, int64_t number);
 
 // Copies slot `slot` as the last step left it (tap mode); only right after a step, and only for slots whose
 // memory no later operation took.

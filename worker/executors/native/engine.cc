@@ -153,7 +153,8 @@ void Engine::check_batch(const QuireBatch& batch) const {
   }
 }
 
-void Engine::step(const QuireBatch& batch, float* logits) {
+void Engine::step(QuireBatch batch, float* logits) {
+  if (batch.num_feeds > 0) batch.ids = fed_ids(batch);
   check_batch(batch);
   num_tokens_ = batch.num_tokens;
   num_outputs_ = batch.num_outputs;
@@ -166,6 +167,23 @@ void Engine::step(const QuireBatch& batch, float* logits) {
     if (rows_of(op.output) > 0) run(op, batch);
   }
   logits_ = nullptr;
+}
+
+const int32_t* Engine::fed_ids(const QuireBatch& batch) {
+  if (batch.num_feeds > batch.num_tokens) refuse("more tokens are fed than there are");
+  fed_ids_.assign(batch.ids, batch.ids + batch.num_tokens);
+  for (int32_t t = 0; t < batch.num_feeds; ++t) {
+    const int32_t row = batch.feeds[t];
+    if (row < 0 || static_cast<size_t>(row) >= drawn_.size()) refuse("no such row was drawn");
+    fed_ids_[static_cast<size_t>(t)] = drawn_[static_cast<size_t>(row)];
+  }
+  return fed_ids_.data();
+}
+
+void Engine::sample(const float* logits, int32_t vocab_size, int32_t num_rows, const QuireSampleRow* rows,
+                    const int32_t* targets, const Drawn& drawn) {
+  sampler_.sample(pool_, logits, vocab_size, num_rows, rows, targets, drawn);
+  drawn_.assign(drawn.token_ids, drawn.token_ids + num_rows);
 }
 
 void Engine::run(const QuireOp& op, const QuireBatch& batch) {

@@ -41,15 +41,18 @@ class Engine {
   int64_t page_bytes() const { return kv_.page_bytes; }
 
   // Throws std::invalid_argument, before anything is computed, for a batch that points outside its memory.
-  void step(const QuireBatch& batch, float* logits);
+  void step(QuireBatch batch, float* logits);
+
+  // Draws tokens (see `Sampler::sample`); the next step may be fed by them.
+  void sample(const float* logits, int32_t vocab_size, int32_t num_rows, const QuireSampleRow* rows,
+              const int32_t* targets, const Drawn& drawn);
 
   void read_slot(int32_t slot, float* out) const;
-  Pool& pool() { return pool_; }
-  Sampler& sampler() { return sampler_; }
 
  private:
   void check_op(const QuireOp& op, int32_t index) const;
   void check_batch(const QuireBatch& batch) const;
+  const int32_t* fed_ids(const QuireBatch& batch);
   void run(const QuireOp& op, const QuireBatch& batch);
   void run_linear(const QuireOp& op, float* y);
 
@@ -77,6 +80,8 @@ class Engine {
   Pool pool_;
   Activations activations_;
   Sampler sampler_;
+  std::vector<int32_t> drawn_;    // by the last sample
+  std::vector<int32_t> fed_ids_;  // of a step that reads them
   std::vector<int32_t> sequence_of_;
   float* logits_ = nullptr;
   int64_t num_tokens_ = 0;

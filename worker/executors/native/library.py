@@ -125,12 +125,14 @@ class Batch(Structure):
         ("num_sequences", c_int32),
         ("num_outputs", c_int32),
         ("table_width", c_int32),
+        ("num_feeds", c_int32),
         ("ids", c_void_p),
         ("positions", c_void_p),
         ("query_start", c_void_p),
         ("context_len", c_void_p),
         ("page_table", c_void_p),
         ("out_rows", c_void_p),
+        ("feeds", c_void_p),
     ]
 
 
@@ -176,12 +178,12 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "set_arena": (c_int32, [c_void_p, c_int32, c_void_p, c_int64]),
     "allocate": (c_int32, [c_void_p, c_int64]),
     "page_bytes": (c_int64, [c_void_p]),
-    "begin_step": (c_int32, [c_void_p, POINTER(Batch), c_void_p]),
-    "end_step": (c_int32, [c_void_p]),
-    "sample": (
-        c_int32,
+    "begin_step": (c_int64, [c_void_p, POINTER(Batch), c_void_p]),
+    "begin_sample": (
+        c_int64,
         [c_void_p, c_void_p, c_int32, c_int32, POINTER(SampleRow), c_void_p, c_int32, *[c_void_p] * 5],
     ),
+    "wait": (c_int32, [c_void_p, c_int64]),
     "read_slot": (c_int32, [c_void_p, c_int32, c_void_p]),
 }
 """Name without `quire_`, result and arguments."""
@@ -216,6 +218,17 @@ class Library:
         """
         if self._functions[name](*arguments):
             raise NativeError(self.last_error())
+
+    def begin(self, name: str, *arguments: Any) -> int:
+        """Call a function that begins work; the work's number.
+
+        Raises:
+            NativeError: It has not begun.
+        """
+        number: int = self._functions[name](*arguments)
+        if number < 0:
+            raise NativeError(self.last_error())
+        return number
 
     def last_error(self) -> str:
         """Return what the last failure on this thread said."""

@@ -4,6 +4,7 @@ Knows how rows become structs; the order of operations is in `sampler.cc`.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,54 +17,77 @@ from worker.executors.native.library import SampleRow as NativeRow
 class NativeRows:
     """Rows as the library reads them: made while a step computes, since only its logits are missing then."""
 
-    def __init__(self, rows: Sequence[SampleRow]) -> None:
-        self.rows = rows
-        self.max_top = max((row.params.num_logprobs or 0 for row in rows), default=0)
-        """Most alternatives that a row asks for."""
+    def __init__(self, rows: Sequence[SampleRow], *, num_behind: int = 0) -> None:
+        """Args:
+        num_behind: How many of the first rows are a token behind (see `Batch.feeds`).
+        """
+        self.num_logprobs = [row.params.num_logprobs or 0 for row in rows]
+        """[O] alternatives that each row asks for."""
         self._builder = _RowBuilder()
         self.structs = (NativeRow * len(rows))(*map(self._builder.build, rows))
+        for struct in self.structs[:num_behind]:
+            struct.position += 1
 
 
-def sample(
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Tokens that the library draws, and all that it reads and writes meanwhile."""
+
+    number: int
+    """To be waited for."""
+    logits: NDArray[np.float32]
+    rows: NativeRows
+    targets: Int32 | None
+    token_ids: Int32
+    failed: NDArray[np.bool_]
+    logprobs: NDArray[np.float32]
+    top_ids: Int32
+    top_logprobs: NDArray[np.float32]
+
+    def result(self) -> StepResult:
+        """Return what was drawn, once it has been waited for."""
+        vocab_size = self.logits.shape[1]
+        top = tuple(
+            _top(self.top_ids[i], self.top_logprobs[i], min(count, vocab_size), self.failed[i])
+            for i, count in enumerate(self.rows.num_logprobs)
+        )
+        return StepResult(token_ids=self.token_ids, failed=self.failed, logprobs=self.logprobs, top=top)
+
+
+def begin_sample(
     library: Library,
     engine: int,
     logits: NDArray[np.float32],
-    native: NativeRows,
+    rows: NativeRows,
     targets: Int32 | None = None,
-) -> StepResult:
-    """Draw one token for each row. logits: [O, V] float32, unchanged; native: [O].
+) -> Draw:
+    """Draw one token for each row, behind all that has begun. logits: [O, V] float32, unchanged; rows: [O].
+
+    Whoever waits for it gets a NativeError where a row names an id outside the vocabulary.
 
     Args:
         targets: [O] see `Batch.targets`.
-
-    Raises:
-        NativeError: A row names an id outside the vocabulary.
     """
-    rows, max_top = native.rows, native.max_top
     num_rows, vocab_size = logits.shape
-    assert num_rows == len(rows), "one row of logits for each drawn token"
+    assert num_rows == len(rows.num_logprobs), "one row of logits for each drawn token"
+    max_top = max(rows.num_logprobs, default=0)
     token_ids = np.zeros(num_rows, np.int32)
     failed = np.zeros(num_rows, np.bool_)
     logprobs = np.zeros(num_rows, np.float32)
     top_ids = np.zeros((num_rows, max_top), np.int32)
     top_logprobs = np.zeros((num_rows, max_top), np.float32)
-    if num_rows:
-        library.check(
-            "sample",
-            engine,
-            logits.ctypes.data,
-            vocab_size,
-            num_rows,
-            native.structs,
-            None if targets is None else targets.ctypes.data,
-            max_top,
-            *(array.ctypes.data for array in (token_ids, failed, logprobs, top_ids, top_logprobs)),
-        )
-    top = tuple(
-        _top(top_ids[i], top_logprobs[i], min(row.params.num_logprobs or 0, vocab_size), failed[i])
-        for i, row in enumerate(rows)
+    number = library.begin(
+        "begin_sample",
+        engine,
+        logits.ctypes.data,
+        vocab_size,
+        num_rows,
+        rows.structs,
+        None if targets is None else targets.ctypes.data,
+        max_top,
+        *(array.ctypes.data for array in (token_ids, failed, logprobs, top_ids, top_logprobs)),
     )
-    return StepResult(token_ids=token_ids, failed=failed, logprobs=logprobs, top=top)
+    return Draw(number, logits, rows, targets, token_ids, failed, logprobs, top_ids, top_logprobs)
 
 
 class _RowBuilder:

@@ -9,46 +9,62 @@ StepThread::StepThread() : thread_([this] { run(); }) {}
 
 StepThread::~StepThread() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    Lock lock(mutex_);
     is_ending_ = true;
   }
   changed_.notify_all();
   thread_.join();
 }
 
-void StepThread::begin(std::function<void()> work) {
+int64_t StepThread::begin(std::function<void()> work) {
+  int64_t number;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (state_ != State::kIdle) throw std::logic_error("a step has begun and has not been waited for");
-    work_ = std::move(work);
-    state_ = State::kBegun;
+    Lock lock(mutex_);
+    if (is_told_ && num_done_ == num_begun_) {
+      error_ = nullptr;
+      is_told_ = false;
+    }
+    queue_.push_back(std::move(work));
+    number = ++num_begun_;
   }
   changed_.notify_all();
+  return number;
 }
 
-void StepThread::end() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (state_ == State::kIdle) throw std::logic_error("no step has begun");
-  if (state_ == State::kBegun) {
-    // Nobody has taken it yet, and nobody will once this lock is gone.
-    state_ = State::kIdle;
-    const std::function<void()> work = std::exchange(work_, nullptr);
-    lock.unlock();
-    work();
-    return;
+void StepThread::wait(int64_t number) {
+  Lock lock(mutex_);
+  if (number < 1 || number > num_begun_) throw std::logic_error("no such work has begun");
+  wait_until_done(lock, number);
+  if (!error_) return;
+  is_told_ = true;
+  std::rethrow_exception(error_);
+}
+
+void StepThread::drain() {
+  Lock lock(mutex_);
+  wait_until_done(lock, num_begun_);
+}
+
+void StepThread::wait_until_done(Lock& lock, int64_t number) {
+  while (num_done_ < number) {
+    if (is_busy_) {
+      awaited_ = number;
+      changed_.wait(lock);
+    } else {
+      do_next(lock);
+    }
   }
-  changed_.wait(lock, [this] { return state_ == State::kDone; });
-  state_ = State::kIdle;
-  if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  awaited_ = std::numeric_limits<int64_t>::max();
+  // The thread may have slept through what was done here, and has the rest.
+  if (!queue_.empty()) changed_.notify_all();
 }
 
-void StepThread::run() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [this] { return state_ == State::kBegun || is_ending_; });
-    if (state_ != State::kBegun) return;
-    state_ = State::kRunning;
-    const std::function<void()> work = std::exchange(work_, nullptr);
+// Does what is first in the queue; the lock is held before and after, not meanwhile.
+void StepThread::do_next(Lock& lock) {
+  const std::function<void()> work = std::move(queue_.front());
+  queue_.pop_front();
+  if (!error_) {
+    is_busy_ = true;
     lock.unlock();
     std::exception_ptr error;
     try {
@@ -57,9 +73,19 @@ void StepThread::run() {
       error = std::current_exception();
     }
     lock.lock();
+    is_busy_ = false;
     error_ = error;
-    state_ = State::kDone;
-    changed_.notify_all();
+  }
+  ++num_done_;
+}
+
+void StepThread::run() {
+  Lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return is_ending_ || (!is_busy_ && !queue_.empty()); });
+    if (is_ending_) return;
+    do_next(lock);
+    if (num_done_ >= awaited_) changed_.notify_all();
   }
 }
 
