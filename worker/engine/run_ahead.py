@@ -92,6 +92,9 @@ def plan_ahead(
     if seating.pool.slices.has_bounds:
         return None
     prefilling = _prefilling(seating, in_flight)
+    if prefilling and in_flight.prefills and seating.num_free_seats:
+        # Whoever may come meanwhile is to be held up by one chunk of a prompt, not by two.
+        return None
     rows = None if prefilling is None else _generating(seating, in_flight)
     if prefilling is None or rows is None or not (rows or prefilling):
         return None

@@ -76,7 +76,7 @@ def test_steps_that_run_ahead_change_no_token_and_no_end(seed: int, page_size: i
 
 def test_prompts_are_computed_chunk_by_chunk_beside_decode_without_waiting() -> None:
     """Further chunks of the long prompt, its first token and what follows it, while another one generates."""
-    config = engine_config(vocab_size=VOCAB, max_prefill_tokens=16)
+    config = engine_config(vocab_size=VOCAB, max_prefill_tokens=16, max_sequences=2)
     requests = [
         submit(1, [1, 2, 3], max_output=30),
         submit(2, [token % VOCAB for token in prompt(100, 2)], max_output=30),
@@ -92,10 +92,20 @@ def test_prompts_are_computed_chunk_by_chunk_beside_decode_without_waiting() -> 
 
 def test_a_prompt_that_is_alone_needs_no_token_to_go_on() -> None:
     executor = OverlappingExecutor(sim_config())
-    config = engine_config(vocab_size=VOCAB, max_step_tokens=16, max_prefill_tokens=16)
+    config = engine_config(vocab_size=VOCAB, max_step_tokens=16, max_prefill_tokens=16, max_sequences=1)
     served = Served(executor, config, [submit(1, [3] * 100, max_output=1)]).run()
     assert len(served.tokens[1, 0]) == 1
     assert (executor.num_ahead, len(executor.batch_sizes)) == (6, 7)
+
+
+def test_whoever_may_still_come_is_held_up_by_one_chunk_of_a_prompt_not_by_two() -> None:
+    """With a seat left no chunk is launched behind another; what follows the last one is."""
+    executor = OverlappingExecutor(sim_config())
+    config = engine_config(vocab_size=VOCAB, max_step_tokens=16, max_prefill_tokens=16, max_sequences=2)
+    served = Served(executor, config, [submit(1, [3] * 100, max_output=5)]).run()
+    assert len(served.tokens[1, 0]) == 5
+    assert executor.num_ahead_with_prompts == 0
+    assert (executor.num_ahead, len(executor.batch_sizes)) == (4, 11)
 
 
 def test_who_reaches_its_length_is_left_out_of_the_step_behind() -> None:
@@ -127,7 +137,7 @@ def test_what_a_token_may_change_is_planned_when_it_is_known(waits: dict[str, ob
 def test_a_prompt_that_fails_beside_steps_that_run_ahead_ends_alone() -> None:
     executor = OverlappingExecutor(sim_config())
     executor.faults.bad_token = 9
-    config = engine_config(vocab_size=VOCAB, max_prefill_tokens=16)
+    config = engine_config(vocab_size=VOCAB, max_prefill_tokens=16, max_sequences=2)
     requests = [submit(1, [1, 2, 3], max_output=40), submit(2, [9] * 100, max_output=40)]
     served = Served(executor, config, requests).run()
     assert len(served.tokens[1, 0]) == 40
@@ -173,7 +183,9 @@ def test_a_row_that_ended_meanwhile_is_dropped_and_the_others_go_on() -> None:
 
 def test_a_cancel_beside_a_long_prompt_waits_for_two_steps_at_most() -> None:
     executor = OverlappingExecutor(sim_config())
-    config = engine_config(vocab_size=VOCAB, max_prefill_tokens=8, max_context_tokens=4096, num_pages=300)
+    config = engine_config(
+        vocab_size=VOCAB, max_prefill_tokens=8, max_context_tokens=4096, num_pages=300, max_sequences=2
+    )
     served = Served(
         executor, config, [submit(1, [1, 2, 3], max_output=1000), submit(2, [4] * 4000, max_output=1)]
     )
