@@ -3,6 +3,7 @@
 Wires configuration, core, streams and probes; decides nothing.
 """
 
+import contextlib
 import sys
 from functools import partial
 
@@ -16,7 +17,9 @@ from scheduler.core.outputs import AskMatch
 from scheduler.core.request import Match
 from scheduler.dispatcher import Dispatcher
 from scheduler.metrics import SchedulerMetrics
+from scheduler.quarantine_keeper import QuarantineKeeper
 from scheduler.service import SchedulerService
+from scheduler.stores.quarantine import RedisQuarantine
 from services.chassis import lifecycle
 from services.chassis.build import BUILD
 from services.chassis.config import load
@@ -32,8 +35,10 @@ from services.chassis.lifecycle import Lifecycle
 from services.chassis.logging import configure_logging
 from services.chassis.metrics import Metrics, sample_loop_lag
 from services.chassis.probes import Probes
+from services.chassis.redis import connect
 from services.chassis.telemetry import configure_tracing
 from services.chassis.tls import OPERATOR, Tls, load_tls, open_channel, peers_only, watch_expiry
+from services.domain.errors import DependencyDown
 from services.domain.ids import RequestKey
 from services.rpc.scheduler_kvmanager_link import KvManagerLink, MatchAnswer
 
@@ -61,6 +66,7 @@ async def serve(config: SchedulerConfig, tls: Tls | None, life: Lifecycle) -> No
     credentials = None if tls is None else tls.server(asks=True)
     port = bind(server, f"{config.host}:{config.port}", credentials=credentials)
     channel = None if config.kvmanager is None else open_channel(tls, config.kvmanager, "kvmanager")
+    redis = None if config.redis_url is None else connect(config.redis_url)
     probes = Probes(config.probe_port, is_ready=lambda: health.serving, metrics=metrics, host=config.host)
     async with probes:
         await server.start()
@@ -71,6 +77,11 @@ async def serve(config: SchedulerConfig, tls: Tls | None, life: Lifecycle) -> No
         life.on_wake(lambda _: dispatcher.restart(life.epoch))
         if channel is not None:
             life.spawn(link_kvmanager(config, dispatcher, channel).run(), name="kvmanager")
+        if redis is not None:
+            keeper = QuarantineKeeper(RedisQuarantine(redis), lambda: dispatcher.core.faults.quarantine)
+            with contextlib.suppress(DependencyDown):
+                await keeper.follow()
+            life.spawn(keeper.run(), name="quarantine")
         health.set_serving()
         _log.info("serving", host=config.host, port=port, probe_port=probes.port, term=dispatcher.term)
         await life.stopping.wait()
@@ -81,6 +92,8 @@ async def serve(config: SchedulerConfig, tls: Tls | None, life: Lifecycle) -> No
         await server.stop(STOP_GRACE_S)
         if channel is not None:
             await channel.close()
+        if redis is not None:
+            await redis.close()
 
 
 def link_kvmanager(

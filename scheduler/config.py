@@ -58,6 +58,8 @@ class SchedulerConfig:
     """Port of /healthz, /readyz and /metrics; 0 takes any free one."""
     kvmanager: str | None = None
     """host:port of the kvmanager; without one placement goes by load alone."""
+    redis_url: str | None = None
+    """Where quarantined prompts are kept, by digest; without one a restart forgets them."""
     batch_wait_ms: int = 0
     """Milliseconds in which arrivals are gathered to be placed together; 0 to 10000."""
     match_within_ms: int = 5

@@ -161,7 +161,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             quarantine=[
                 pb.QuarantinedPrompt(
                     digest=held.digest,
-                    num_workers=len(held.boots),
+                    num_workers=held.num_workers,
                     left_ms=round((held.until - now) * 1000),
                 )
                 for held in core.faults.quarantine.entries(now)

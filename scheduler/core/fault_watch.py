@@ -161,9 +161,9 @@ class FaultWatch:
             return None
         left_s = held.until - now
         error = PromptQuarantined(
-            "prompt", f"{len(held.boots)} workers died with this prompt; it is not served for {left_s:.0f} s"
+            "prompt", f"{held.num_workers} workers died with this prompt; it is not served for {left_s:.0f} s"
         )
-        numbers = {"digest": digest.hex(), "workers": str(len(held.boots)), "limit": str(NUM_WORKERS)}
+        numbers = {"digest": digest.hex(), "workers": str(held.num_workers), "limit": str(NUM_WORKERS)}
         error.detail = ErrorDetail(field="prompt", retry_after_s=left_s, metadata=numbers)
         return error
 

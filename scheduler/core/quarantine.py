@@ -7,10 +7,10 @@ a boot that comes back takes its accusation back; suspects are kept apart (`Faul
 next death accuses one of them.
 
 Knows prompts by digest and workers by boot. Everything is bounded: the oldest is forgotten first, and after
-`keep_s`. A scheduler that restarts knows nothing of earlier deaths.
+`keep_s`. A scheduler that restarts is given those that were quarantined (`restore`), not the suspects.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -32,8 +32,13 @@ class Quarantined:
 
     digest: bytes
     boots: frozenset[WorkerBoot]
-    """The boots that died with it."""
+    """The boots that died with it, as far as this term saw them."""
     until: float
+
+    @property
+    def num_workers(self) -> int:
+        """How many died with it, at least."""
+        return max(NUM_WORKERS, len(self.boots))
 
 
 class Quarantine:
@@ -69,6 +74,14 @@ class Quarantine:
         _shorten(self._suspects, MAX_PROMPTS)
         _shorten(self._held, MAX_PROMPTS)
         return new
+
+    def restore(self, ends: Mapping[bytes, float], now: float) -> int:
+        """Keep prompts from workers that an earlier term did, until their ends; return how many are new."""
+        left = {digest: end for digest, end in ends.items() if end > now and digest not in self._held}
+        for digest, end in left.items() if self._keep_s > 0 else ():
+            self._held[digest] = Quarantined(digest=digest, boots=frozenset(), until=end)
+        _shorten(self._held, MAX_PROMPTS)
+        return len(left) if self._keep_s > 0 else 0
 
     def lives(self, boot: WorkerBoot) -> None:
         """The boot has come back: it did not die, and nobody is accused of it."""

@@ -154,7 +154,7 @@ def _scheduler(suite: Suite) -> Process:
     return _service(
         suite,
         "scheduler",
-        ("--kvmanager", f"{LOOPBACK}:{ports.kvmanager}"),
+        ("--kvmanager", f"{LOOPBACK}:{ports.kvmanager}", "--redis-url", redis_url(suite)),
         port=ports.scheduler,
         probe_port=ports.scheduler_probe(),
         waits_for=("kvmanager",),

@@ -1,6 +1,7 @@
 """The scheduler as a process: it is stopped and woken, killed, told to end."""
 
 import asyncio
+import contextlib
 import json
 import signal
 import sys
@@ -12,8 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.stores.quarantine import RedisQuarantine
 from services.chassis.grpc import create_channel
+from services.chassis.redis import connect
+from services.domain.errors import ServeError
+from services.rpc.fleet_control import release_quarantine
+from services.rpc.fleet_status import queue_status
 from tests.fakes.scheduler_peers import FakeGateway, FakeWorker, pb_acquire
+from tests.fakes.valkey import eventually
 
 
 @dataclass
@@ -101,3 +108,37 @@ async def test_stopped_and_woken_it_drops_what_it_held_and_begins_a_new_term() -
         await FakeWorker(channel).connect(granted=1)
         await back.until(lambda g: bool(g.heard["placement"]))
         assert back.heard["placement"][0].term > gateway.heard["welcome"][0].term
+
+
+async def test_it_begins_with_the_quarantine_of_the_last_one_and_writes_what_changes(valkey_url: str) -> None:
+    redis = connect(valkey_url, limit_s=20.0)
+    kept = RedisQuarantine(redis)
+    bad = b"\x01bad"
+    await kept.keep({bad: 3600.0})
+    async with scheduler_process("--redis-url", valkey_url) as one:
+        where = f"127.0.0.1:{one.port}"
+
+        async def has_it() -> bool:
+            status = await queue_status(where)
+            return status is not None and [one.digest for one in status.quarantine] == [bad.hex()]
+
+        await eventually(has_it)
+
+        async def is_forgotten() -> bool:
+            # Released already, or too slow an answer: asked again.
+            with contextlib.suppress(ServeError):
+                await release_quarantine(where, bad)
+            return not await kept.load()
+
+        await eventually(is_forgotten)
+    await redis.close()
+
+
+async def test_without_an_answer_of_redis_it_serves_all_the_same() -> None:
+    async with (
+        scheduler_process("--redis-url", "redis://127.0.0.1:1/0") as one,
+        create_channel(f"127.0.0.1:{one.port}") as channel,
+    ):
+        gateway = await FakeGateway(channel).connect([pb_acquire("a")])
+        await FakeWorker(channel).connect(granted=1)
+        await gateway.until(lambda g: bool(g.heard["placement"]))
