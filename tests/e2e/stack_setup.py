@@ -69,8 +69,8 @@ class Setup:
 
     is_sim: bool = True
     """Simulate the model, or compute it."""
-    executor: str = "torch"
-    """What computes a real model: the reference, with which answers are compared, or native."""
+    executor: str = "native"
+    """What computes a real model."""
     kv_format: str = "f32"
     compute: str = "fp32"
     num_workers: int = 2

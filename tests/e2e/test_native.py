@@ -1,29 +1,15 @@
 """The suite as it starts by itself on a CPU: native, with int8 numbers, and no torch in any process."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.stack import Stack, running
+from tests.e2e.stack import running
 from tests.e2e.stack_setup import REAL
-from tests.e2e.test_real_model import CASES, assert_equals, greedy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 """The first start compiles the library and packs the weights."""
-
-
-@pytest.fixture(scope="module")
-def exact(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running(replace(REAL, executor="native"), model_path, tmp_path_factory.mktemp("exact")) as stack:
-        yield stack
-
-
-async def test_float_numbers_give_the_ids_of_transformers(exact: Stack) -> None:
-    async with exact.client() as client:
-        for name, case in CASES.items():
-            assert_equals(await greedy(client, name), case)
 
 
 async def test_by_itself_a_worker_multiplies_codes_by_int8_and_loads_no_torch(

@@ -20,7 +20,7 @@ from tests.e2e.stack_setup import REAL
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 CASES = load()[1]
-LARGE = replace(REAL, num_pages=128, stuck_after_s=50, up_limit_s=300)
+LARGE = replace(REAL, executor="torch", num_pages=128, stuck_after_s=50, up_limit_s=300)
 """Four times the weights of the other real model, five times the vocabulary."""
 
 

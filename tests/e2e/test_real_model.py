@@ -148,6 +148,20 @@ async def test_one_by_one_gives_the_ids_of_transformers(real: Stack) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_the_reference_executor_gives_the_ids_of_transformers_too(
+    model_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with running(replace(REAL, executor="torch"), model_path, tmp_path_factory.mktemp("torch")) as stack:
+        async with stack.client() as client:
+            answers = await asyncio.gather(*(greedy(client, name) for name in CASES))
+            alone = await greedy(client, "journal")
+    for case, answer in zip(CASES.values(), answers, strict=True):
+        assert_equals(answer, case)
+    assert_equals(alone, CASES["journal"])
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.failure("B084")
 async def test_two_workers_give_the_ids_of_one(
