@@ -41,6 +41,7 @@ _TYPE = {
 _RETRY_IS_USELESS = (Code.ABORTED, Code.ALREADY_EXISTS, Code.RESOURCE_EXHAUSTED)
 """Without a time to come back, these stay as they are; OpenAI's clients would try again all the same."""
 _DEFAULT_RETRY_S = 1.0
+_ROUTES = "/v1/models, /v1/completions, /v1/chat/completions, /v1/usage"
 
 
 class BodyTooLarge(ServeError):
@@ -105,7 +106,7 @@ def response_of_route(error: HTTPException) -> Response:
     reason, message = (
         ("METHOD_NOT_ALLOWED", "this method is not served here")
         if error.status_code == 405
-        else ("UNKNOWN_ROUTE", "there is nothing here; see /v1/models, /v1/completions, /v1/chat/completions")
+        else ("UNKNOWN_ROUTE", f"there is nothing here; see {_ROUTES}")
     )
     body = orjson.dumps(_body(error.status_code, message, reason, None))
     return Response(body, error.status_code, error.headers, "application/json")

@@ -12,7 +12,7 @@ from services.artifacts.model_cache import cache_folder
 from services.chassis.fatal import FatalError
 from services.client import Model, ServeError
 from services.commands.connection import add_connection_flags, open_client, target_of
-from services.commands.output import add_output_flags, console, print_json
+from services.commands.output import add_output_flags, console, counted, print_json
 from services.launcher.models import fetch
 
 
@@ -75,7 +75,7 @@ def models(argv: Sequence[str]) -> int:
         size = f"{here.num_bytes / 1e6:.0f} MB" if here else ""
         table.add_row(
             name,
-            f"{live.num_workers} worker{'' if live.num_workers == 1 else 's'}" if live else "-",
+            counted(live.num_workers, "worker") if live else "-",
             str(live.max_context_tokens) if live else "",
             size if here is None or here.path else f"no ({size} to fetch)",
             here.description if here else "",

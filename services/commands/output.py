@@ -47,6 +47,11 @@ def write_text(text: str) -> None:
     sys.stdout.flush()
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number and what it counts: `1 worker`, `2 workers`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def harmless(text: str) -> str:
     """Return a text with pictures for control characters: a model's words may hold commands to a terminal."""
     return text.translate(_PICTURES)

@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         budget = parse_bytes(args.memory)
     except ValueError as exc:
-        raise ConfigError(f"--memory: {exc}") from exc
+        raise ConfigError(f"--memory must be {exc}, got {args.memory!r}") from exc
     plan, max_positions, shipped = _model(args.model, args.tensor_parallel_size)
     try:
         workload = Workload(

@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from services.commands.output import add_output_flags, console, print_json
-from services.commands.suite import add_suite_flags, addresses
+from services.commands.output import add_output_flags, console, counted, print_json
+from services.commands.suite import NO_SUITE, add_suite_flags, addresses
 from services.commands.tls_flags import operator_tls
 from services.rpc.fleet_status import (
     IndexStatus,
@@ -97,12 +97,14 @@ async def _watch(args: argparse.Namespace) -> Status:
 def show(status: Status) -> Group:
     """Lay one look out as text and a table."""
     parts: list[Text | Table] = [_processes(status.up)]
+    if not any(status.up.values()):
+        parts.append(Text(f"nobody answers: {NO_SUITE}"))
     if (queue := status.queue) is not None:
         parts.append(
             Text(
                 f"queue      {queue.waiting} waiting ({queue.waiting_tokens} tokens, oldest "
                 f"{queue.oldest_wait_ms / 1000:.1f} s), {queue.placed_total} placed, "
-                f"{queue.rejected_total} refused, {queue.num_gateways} gateways"
+                f"{queue.rejected_total} refused, {counted(queue.num_gateways, 'gateway')}"
             )
         )
         if queue.degraded:

@@ -8,6 +8,9 @@ import argparse
 from services.commands.tls_flags import add_tls_flags
 from services.launcher.ports import LOOPBACK, Ports
 
+NO_SUITE = "start a suite with `quire up`, or say where one is: --port-offset, --scheduler HOST:PORT"
+"""For who asks where nobody answers."""
+
 
 def add_suite_flags(parser: argparse.ArgumentParser, *, gateway: bool = True) -> None:
     """Add the flags that `addresses` reads, and those of TLS.

@@ -16,13 +16,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from services.commands.output import add_output_flags, console, print_json
-from services.commands.suite import add_suite_flags, addresses
+from services.commands.output import add_output_flags, console, counted, print_json
+from services.commands.suite import NO_SUITE, add_suite_flags, addresses
 from services.commands.tenant_rates import Look, TenantRates, rates
 from services.commands.tls_flags import operator_tls
 from services.rpc.fleet_status import QueueStatus, index_status, queue_and_tenants
 
-NO_ANSWER = "the scheduler does not answer"
+NO_ANSWER = f"the scheduler does not answer: {NO_SUITE}"
 _AROUND_ROWS = 8
 """Lines of a screen that are not rows of tenants."""
 
@@ -115,7 +115,7 @@ def show(top: Top, most: int | None = None) -> Group:
     queue, rows = top.queue, top.tenants[:most]
     total = sum(row.tokens_per_s for row in top.tenants)
     head = (
-        f"{len(top.tenants)} tenants, {total:,.0f} tokens/s, {queue.waiting} requests wait "
+        f"{counted(len(top.tenants), 'tenant')}, {total:,.0f} tokens/s, {queue.waiting} requests wait "
         f"(oldest {queue.oldest_wait_ms / 1000:.1f} s), {sum(row.pages for row in top.tenants)} pages held"
     )
     parts: list[Text | Table] = [Text(head)]

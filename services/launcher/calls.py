@@ -22,7 +22,8 @@ def endpoint_lines(
     scheme = "https" if has_tls else "http"
     by_certificate = f"   gRPC by certificate {host}:{ports.certificate}" if has_tls else ""
     return [
-        f"gateway    gRPC {host}:{ports.gateway}   HTTP {scheme}://{host}:{ports.http}/v1{by_certificate}",
+        f"gateway    gRPC {host}:{ports.gateway}   HTTP {scheme}://{host}:{ports.http}/v1{by_certificate}"
+        f"   admin 127.0.0.1:{ports.admin}",
         f"scheduler  gRPC 127.0.0.1:{ports.scheduler}   kvmanager 127.0.0.1:{ports.kvmanager}   "
         f"workers 127.0.0.1:{workers}   {redis}",
         f"metrics    http://127.0.0.1:{ports.gateway_probe()}/metrics (gateway), "

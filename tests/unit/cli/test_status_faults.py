@@ -42,3 +42,11 @@ def test_status_shows_open_breakers_with_their_reason_and_quarantined_prompts() 
     assert "worker-0 (breaker open: errors, tries again in 12 s)" in out.getvalue()
     assert out.getvalue().count("breaker") == 1
     assert f"{'ab' * 16}: 2 workers died with this prompt, refused for 60 s more" in out.getvalue()
+
+
+def test_where_nobody_answers_status_says_how_to_find_a_suite() -> None:
+    out = io.StringIO()
+    down = Status(up={"gateway": False, "scheduler": False}, queue=None, index=None, workers=())
+    Console(file=out, width=200).print(show(down))
+    assert "nobody answers: start a suite with `quire up`" in out.getvalue()
+    assert "--port-offset" in out.getvalue()

@@ -115,7 +115,7 @@ def test_with_tls_example_calls_trust_the_authority() -> None:
 
 def test_endpoints_name_every_door() -> None:
     text = "\n".join(endpoint_lines("127.0.0.1", Ports(), 2, redis="redis 127.0.0.1:6390"))
-    for port in ("50051", "8000", "50052", "50053", "50060-50061", "6390", "9100", "9110"):
+    for port in ("50051", "8000", "50054", "50052", "50053", "50060-50061", "6390", "9100", "9110"):
         assert port in text
 
 
