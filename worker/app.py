@@ -36,7 +36,7 @@ from services.rpc.worker_scheduler_link import WorkerSchedulerLink
 from worker.async_engine import AsyncEngine
 from worker.config import WorkerConfig
 from worker.daemon_thread import in_daemon_thread
-from worker.device_telemetry import tell_device
+from worker.device_telemetry import tell_devices
 from worker.engine.config import EngineConfig
 from worker.engine.step_scheduler import StepScheduler
 from worker.executors.ranks.group import GroupExecutor
@@ -150,7 +150,7 @@ class Worker:
         engine.listen(StepMetrics(self._metrics).on_step)
         tell_kernels(self._metrics, profile)
         if loaded.device is not None:
-            tell_device(self._metrics, loaded.device)
+            tell_devices(self._metrics, (loaded.device, *loaded.peers))
         facts = self._facts(loaded)
         book = PlacementBook()
         servicer = WorkerServicer(engine, facts, profile, book)

@@ -55,6 +55,9 @@ class Device(Protocol):
 
     def memory(self) -> DeviceMemory: ...
 
+    def peer(self, rank: int) -> "Device":
+        """Return what a rank of the same model computes on; this one is rank 0's."""
+
 
 class NoDevice(Exception):
     """There is no GPU here that kernels run on; the message says why and what to do."""

@@ -43,6 +43,8 @@ class OnDevice:
     device: Device
     free_before: int
     """Bytes that were free there before it was loaded."""
+    peers: tuple[Device, ...] = ()
+    """Devices of the other ranks, from 1 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +203,11 @@ def _open_group(config: WorkerConfig, artifact: ModelArtifact, find: Callable[[]
         raise FatalError(f"--tensor-parallel-size {size}: {exc}") from exc
     except ExecutorFault as exc:
         raise FatalError(f"--tensor-parallel-size {size}: {exc} ({exc.__cause__})") from exc
-    if device is not None:
-        _log.info("computing_on_gpus", device=device.label, ranks=size)
-    return Opened(executor, None if device is None else OnDevice(device, free))
+    if device is None:
+        return Opened(executor)
+    _log.info("computing_on_gpus", device=device.label, ranks=size)
+    peers = tuple(device.peer(rank) for rank in range(1, size))
+    return Opened(executor, OnDevice(device, free, peers))
 
 
 def _check_torch(config: WorkerConfig, artifact: ModelArtifact) -> None:

@@ -46,6 +46,8 @@ class Loaded:
     max_context_tokens: int
     device: Device | None = None
     """What it computes on, besides the CPU."""
+    peers: tuple[Device, ...] = ()
+    """Those of the other ranks, from 1 on."""
 
 
 def load(config: WorkerConfig, open_model: Callable[[WorkerConfig], Opened] = open_executor) -> Loaded:
@@ -86,7 +88,8 @@ def load(config: WorkerConfig, open_model: Callable[[WorkerConfig], Opened] = op
         weight_bytes=profile.weight_bytes,
         load_s=round(time.monotonic() - started, 2),
     )
-    return Loaded(executor, pool, max_context, opened.on.device if opened.on else None)
+    on = opened.on
+    return Loaded(executor, pool, max_context, on.device if on else None, on.peers if on else ())
 
 
 def _room(config: WorkerConfig, opened: Opened, need: PoolNeed) -> KvRoom:

@@ -15,6 +15,8 @@ class FakeNvml:
     def __init__(self) -> None:
         self.init_code = 0
         self.lost = False
+        self.computing = {101}
+        """Handles that may be read."""
         self.silent: set[str] = set()
         """Functions that answer `not supported`."""
         self.utilization, self.memory_utilization = 87, 41
@@ -70,7 +72,7 @@ class FakeNvml:
         return _set(degrees, self.temperature) or self._code(handle)
 
     def _code(self, handle: Any) -> int:
-        assert handle.value == 101, "the GPU that computes is read and no other"
+        assert handle.value in self.computing, "the GPU that computes is read and no other"
         return LOST if self.lost else 0
 
 

@@ -50,6 +50,10 @@ class Gpu:
         torch.cuda.synchronize(self._device)
         return DeviceMemory(*torch.cuda.mem_get_info(self._device))
 
+    def peer(self, rank: int) -> "Gpu":
+        """Return the GPU that many places behind this one."""
+        return Gpu(self._device.index + rank)
+
 
 class Interpreter:
     """A `Device` for tests: kernels are interpreted on the CPU, in the host's memory."""
@@ -63,6 +67,10 @@ class Interpreter:
         """Say that all of the host's free memory is the device's."""
         free = free_memory_bytes()
         return DeviceMemory(free, free)
+
+    def peer(self, rank: int) -> "Interpreter":
+        """Return the same: ranks share the host."""
+        return self
 
 
 def first_visible() -> Gpu:

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from services.chassis.metrics import Metrics
 from tests.unit.worker.test_device_telemetry import series
 from worker.amd_sysfs import find_amd_gpu
-from worker.device_telemetry import tell_device
+from worker.device_telemetry import tell_devices
 from worker.devices import DeviceMemory
 from worker.gpu_reading import NoReading
 from worker.nvml import Nvml
@@ -65,20 +65,22 @@ def sysfs(tmp_path: Path) -> Path:
 
 def test_the_gpu_that_computes_is_read_at_each_look(sysfs: Path) -> None:
     metrics = Metrics()
-    assert tell_device(metrics, FakeDevice(), never, sysfs) is not None
+    tell_devices(metrics, [FakeDevice()], never, sysfs)
     seen = series(metrics)
-    assert seen.pop(f'quire_gpu_info{{driver="amdgpu",name="AMD Instinct MI300X (gfx942)",uuid="{ADDRESS}"}}')
+    assert seen.pop(
+        f'quire_gpu_info{{driver="amdgpu",name="AMD Instinct MI300X (gfx942)",rank="0",uuid="{ADDRESS}"}}'
+    )
     assert {name: float(value) for name, value in seen.items()} == {
-        'quire_gpu_utilization_ratio{of="kernels"}': 0.87,
-        'quire_gpu_utilization_ratio{of="memory"}': 0.41,
-        'quire_gpu_memory_bytes{state="used"}': float(3 << 30),
-        'quire_gpu_memory_bytes{state="total"}': float(192 << 30),
-        'quire_gpu_power_watts{of="drawn"}': 412.5,
-        'quire_gpu_power_watts{of="limit"}': 750.0,
-        "quire_gpu_temperature_celsius": 61.0,
+        'quire_gpu_utilization_ratio{of="kernels",rank="0"}': 0.87,
+        'quire_gpu_utilization_ratio{of="memory",rank="0"}': 0.41,
+        'quire_gpu_memory_bytes{rank="0",state="used"}': float(3 << 30),
+        'quire_gpu_memory_bytes{rank="0",state="total"}': float(192 << 30),
+        'quire_gpu_power_watts{of="drawn",rank="0"}': 412.5,
+        'quire_gpu_power_watts{of="limit",rank="0"}': 750.0,
+        'quire_gpu_temperature_celsius{rank="0"}': 61.0,
     }, "why clocks are kept down it does not say"
     (sysfs / "devices" / ADDRESS / "gpu_busy_percent").write_text("3\n")
-    assert series(metrics)['quire_gpu_utilization_ratio{of="kernels"}'] == "0.03"
+    assert series(metrics)['quire_gpu_utilization_ratio{of="kernels",rank="0"}'] == "0.03"
 
 
 def test_what_a_card_does_not_say_has_no_series(sysfs: Path) -> None:
@@ -86,17 +88,17 @@ def test_what_a_card_does_not_say_has_no_series(sysfs: Path) -> None:
     shutil.rmtree(card / "hwmon")
     (card / "mem_busy_percent").write_text("\n")
     metrics = Metrics()
-    tell_device(metrics, FakeDevice(), never, sysfs)
+    tell_devices(metrics, [FakeDevice()], never, sysfs)
     assert {name for name in series(metrics) if "info" not in name} == {
-        'quire_gpu_utilization_ratio{of="kernels"}',
-        'quire_gpu_memory_bytes{state="used"}',
-        'quire_gpu_memory_bytes{state="total"}',
+        'quire_gpu_utilization_ratio{of="kernels",rank="0"}',
+        'quire_gpu_memory_bytes{rank="0",state="used"}',
+        'quire_gpu_memory_bytes{rank="0",state="total"}',
     }
 
 
 def test_a_lost_card_shows_no_old_figures_and_is_said_once(sysfs: Path) -> None:
     metrics = Metrics()
-    tell_device(metrics, FakeDevice(), never, sysfs)
+    tell_devices(metrics, [FakeDevice()], never, sysfs)
     metrics.render()
     shutil.rmtree(sysfs / "devices" / ADDRESS)
     with capture_logs() as logs:
@@ -115,7 +117,7 @@ def test_a_card_that_is_not_known_has_no_series_and_that_is_said_once(sysfs: Pat
     ):
         metrics = Metrics()
         with capture_logs() as logs:
-            assert tell_device(metrics, device, never, root) is None
+            tell_devices(metrics, [device], never, root)
         assert [(log["event"], log["because"]) for log in logs] == [("no_gpu_metrics", why)]
         assert series(metrics) == {}
 

@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from services.chassis.metrics import Metrics
 from tests.fakes.nvml import NOT_LOADED, UUID, FakeNvml
-from worker.device_telemetry import tell_device
+from worker.device_telemetry import tell_devices
 from worker.devices import DeviceMemory
 from worker.nvml import Nvml, NvmlError, open_nvml
 
@@ -30,34 +30,36 @@ def series(metrics: Metrics) -> dict[str, str]:
 
 def test_the_gpu_that_computes_is_read_at_each_look() -> None:
     library, metrics = FakeNvml(), Metrics()
-    assert tell_device(metrics, FakeDevice(), lambda: Nvml(library)) is not None
+    tell_devices(metrics, [FakeDevice()], lambda: Nvml(library))
     seen = series(metrics)
-    assert seen.pop(f'quire_gpu_info{{driver="580.65.06",name="NVIDIA H200",uuid="{UUID}"}}') == "1.0"
-    throttled = {name.split('"')[1]: value for name, value in seen.items() if "throttled" in name}
+    assert (
+        seen.pop(f'quire_gpu_info{{driver="580.65.06",name="NVIDIA H200",rank="0",uuid="{UUID}"}}') == "1.0"
+    )
+    throttled = {name.split('"')[3]: value for name, value in seen.items() if "throttled" in name}
     assert {reason for reason, value in throttled.items() if value == "1.0"} == {
         "power_cap",
         "thermal_software",
     }
     assert len(throttled) == 8
     assert {name: float(value) for name, value in seen.items() if "throttled" not in name} == {
-        'quire_gpu_utilization_ratio{of="kernels"}': 0.87,
-        'quire_gpu_utilization_ratio{of="memory"}': 0.41,
-        'quire_gpu_memory_bytes{state="used"}': float(3 << 30),
-        'quire_gpu_memory_bytes{state="total"}': float(140 << 30),
-        'quire_gpu_power_watts{of="drawn"}': 412.5,
-        'quire_gpu_power_watts{of="limit"}': 700.0,
-        "quire_gpu_temperature_celsius": 61.0,
+        'quire_gpu_utilization_ratio{of="kernels",rank="0"}': 0.87,
+        'quire_gpu_utilization_ratio{of="memory",rank="0"}': 0.41,
+        'quire_gpu_memory_bytes{rank="0",state="used"}': float(3 << 30),
+        'quire_gpu_memory_bytes{rank="0",state="total"}': float(140 << 30),
+        'quire_gpu_power_watts{of="drawn",rank="0"}': 412.5,
+        'quire_gpu_power_watts{of="limit",rank="0"}': 700.0,
+        'quire_gpu_temperature_celsius{rank="0"}': 61.0,
     }
     library.utilization, library.reasons = 3, 0x1
     seen = series(metrics)
-    assert seen['quire_gpu_utilization_ratio{of="kernels"}'] == "0.03"
-    assert seen['quire_gpu_throttled{reason="power_cap"}'] == "0.0"
+    assert seen['quire_gpu_utilization_ratio{of="kernels",rank="0"}'] == "0.03"
+    assert seen['quire_gpu_throttled{rank="0",reason="power_cap"}'] == "0.0"
 
 
 def test_what_a_gpu_does_not_say_has_no_series() -> None:
     library, metrics = FakeNvml(), Metrics()
     library.silent = {"nvmlDeviceGetUtilizationRates", "nvmlDeviceGetCurrentClocksThrottleReasons"}
-    tell_device(metrics, FakeDevice(), lambda: Nvml(library))
+    tell_devices(metrics, [FakeDevice()], lambda: Nvml(library))
     names = {name.partition("{")[0] for name in series(metrics)}
     assert names == {
         "quire_gpu_info",
@@ -69,7 +71,7 @@ def test_what_a_gpu_does_not_say_has_no_series() -> None:
 
 def test_a_lost_gpu_shows_no_old_figures_and_is_said_once() -> None:
     library, metrics = FakeNvml(), Metrics()
-    tell_device(metrics, FakeDevice(), lambda: Nvml(library))
+    tell_devices(metrics, [FakeDevice()], lambda: Nvml(library))
     metrics.render()
     library.lost = True
     with capture_logs() as logs:
@@ -87,7 +89,7 @@ def test_without_the_library_there_are_no_series_and_that_is_said_once() -> None
 
     metrics = Metrics()
     with capture_logs() as logs:
-        assert tell_device(metrics, FakeDevice(), lambda: open_nvml(missing)) is None
+        tell_devices(metrics, [FakeDevice(), FakeDevice()], lambda: open_nvml(missing))
     assert [(log["event"], log["because"]) for log in logs] == [
         ("no_gpu_metrics", "no libnvidia-ml.so.1 here")
     ]
@@ -98,7 +100,7 @@ def test_without_the_library_there_are_no_series_and_that_is_said_once() -> None
 def test_a_device_that_the_library_does_not_know_has_no_series(uuid: str | None) -> None:
     metrics = Metrics()
     with capture_logs() as logs:
-        assert tell_device(metrics, FakeDevice(uuid), lambda: Nvml(FakeNvml())) is None
+        tell_devices(metrics, [FakeDevice(uuid)], lambda: Nvml(FakeNvml()))
     assert logs[0]["because"] == "NVML does not know NVIDIA H200 (sm_90)"
     assert series(metrics) == {}
 
@@ -114,3 +116,15 @@ def test_structures_are_as_wide_as_the_librarys() -> None:
     from worker.nvml import _Memory, _Utilization
 
     assert (ctypes.sizeof(_Utilization), ctypes.sizeof(_Memory)) == (8, 24)
+
+
+def test_every_rank_has_its_own_series() -> None:
+    library, metrics = FakeNvml(), Metrics()
+    library.computing = {100, 101}
+    tell_devices(metrics, [FakeDevice(), FakeDevice("GPU-other")], lambda: Nvml(library))
+    seen = series(metrics)
+    assert {name for name in seen if "celsius" in name} == {
+        f'quire_gpu_temperature_celsius{{rank="{rank}"}}' for rank in (0, 1)
+    }
+    names = {name.split('name="')[1].split('"')[0]: name for name in seen if "info" in name}
+    assert 'rank="1"' in names["Tesla T4"]

@@ -21,15 +21,20 @@ pytestmark = pytest.mark.timeout(600)
 
 
 class Gpu:
-    """The first of several; only its memory is asked for."""
+    """One of several; only its memory is asked for."""
 
-    name = "cuda:0"
     label = "Fake GPU (sm_90)"
     uuid = pci_address = None
     is_amd = False
 
+    def __init__(self, index: int = 0) -> None:
+        self.name = f"cuda:{index}"
+
     def memory(self) -> DeviceMemory:
         return DeviceMemory(1 << 30, 1 << 30)
+
+    def peer(self, rank: int) -> "Gpu":
+        return Gpu(rank)
 
 
 def no_gpu() -> Device:
@@ -54,7 +59,11 @@ def spec_for(monkeypatch: pytest.MonkeyPatch, settings: WorkerConfig, find: Call
         return SimExecutor(SimConfig())
 
     monkeypatch.setattr(executor_choice, "load_group", load_group)
-    open_executor(settings, find)
+    opened = open_executor(settings, find)
+    on = opened.on
+    assert on is None or [peer.name for peer in on.peers] == [
+        "cuda:1" if on.device.name == "cuda:0" else "cpu"
+    ]
     return seen[0]
 
 
