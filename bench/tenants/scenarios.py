@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bench.tenants.fleet import Ask, Served, World
+from bench.tenants.fleet import UNBOUNDED, Ask, Served, World
 from scheduler.core.policy import QueuePolicy
 from scheduler.core.rules import Rules
 from services.domain.bands import Bands
@@ -34,9 +34,11 @@ class Quiet:
     """Prompt tokens computed and output tokens of all tenants."""
 
 
-def noisy_neighbour(policy: QueuePolicy, *, flood: bool, num_quiet: int, warm_s: float = WARM_S) -> Quiet:
+def noisy_neighbour(
+    policy: QueuePolicy, rules: Rules = UNBOUNDED, *, flood: bool, num_quiet: int, warm_s: float = WARM_S
+) -> Quiet:
     """Serve a quiet tenant at a fifth of the capacity, alone or beside a flood of 50 times its half."""
-    world = World(policy)
+    world = World(policy, rules=rules)
     work_s = world.cost.seconds(
         num_prefill_tokens=QUIET.num_prompt_tokens, num_decodes=32, decode_context_tokens=0
     )

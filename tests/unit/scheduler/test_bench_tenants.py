@@ -27,6 +27,20 @@ def test_a_flood_of_long_prompts_costs_a_quiet_tenant_a_step_or_two() -> None:
     assert fifo.p50_s > alone.p50_s + 20 * fifo.step_s, "first come, first served: behind the whole flood"
 
 
+@pytest.mark.slow
+def test_of_a_thousand_quiet_requests_one_in_a_hundred_waits_two_steps_because_the_flood_yields_seats() -> (
+    None
+):
+    alone = noisy_neighbour(FairPolicy(), flood=False, num_quiet=1020)
+    fair = noisy_neighbour(FairPolicy(), flood=True, num_quiet=1020)
+    never = replace(UNBOUNDED, yield_after_s=1e9)
+    unyielding = noisy_neighbour(FairPolicy(), never, flood=True, num_quiet=1020)
+    assert fair.num_served == alone.num_served >= 1000
+    assert fair.p50_s <= alone.p50_s + fair.step_s
+    assert fair.p99_s <= alone.p99_s + 2 * fair.step_s < unyielding.p99_s
+    assert fair.tokens_per_s >= 0.99 * unyielding.tokens_per_s
+
+
 def test_service_follows_the_weights_and_never_leaves_the_bound() -> None:
     rules = FairRules(quantum=1024)
     fair = weighted(FairPolicy(rules), quantum=rules.quantum, times_bound=2.0)
