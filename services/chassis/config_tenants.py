@@ -61,8 +61,9 @@ def load_tenants(
     try:
         tenants = tenants_from_documents(documents)
         bands = _bands_of(path, content)
-        for tenant in tenants:
-            bands.check(f"tenants[{tenant.id}].band", tenant.band)
+        for tenant, document in zip(tenants, documents, strict=True):
+            if "band" in document:  # Who names none is served in the last one where there is no `standard`.
+                bands.check(f"tenants[{tenant.id}].band", tenant.band)
         TenantBook(tenants, bands)
     except InvalidField as error:
         raise ConfigError(f"{path}: [[tenants]] {error.message}") from error

@@ -86,7 +86,7 @@ def test_a_tenants_band_is_one_that_the_file_gives_the_scheduler(
 ) -> None:
     file = tmp_path / "quire.toml"
     bands = "".join(f'[[scheduler.bands]]\nname = "{name}"\n' for name in ("live", "night"))
-    file.write_text(f'{bands}[[tenants]]\nid = "a"\nband = "{band}"\n')
+    file.write_text(f'{bands}[[tenants]]\nid = "a"\nband = "{band}"\n[[tenants]]\nid = "names-none"\n')
     if not refused:
         _, declared = load_config(["--config", str(file)], {})
         assert declared.tenants[0].band == "night"
