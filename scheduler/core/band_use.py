@@ -58,11 +58,10 @@ class BandUse:
 
     def served(self, tenant: TenantId, cost: float) -> None:
         """Count service, in tokens, of a tenant that is here (or take back what was counted wrongly)."""
-        bucket = self._buckets[tenant]
-        bucket.level = self.level(tenant) + cost / bucket.weight
-        bucket.drained = self._drained
-        self._drained += LEEWAY * cost / self._weight
-        bucket.level = min(self._most, self.level(tenant))
+        bucket, drain = self._buckets[tenant], LEEWAY * cost / self._weight
+        level = self.level(tenant) + cost / bucket.weight
+        self._drained += drain
+        bucket.level = min(self._most, max(0.0, level - drain))
         bucket.drained = self._drained
 
     def level(self, tenant: TenantId) -> float:

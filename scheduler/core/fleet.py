@@ -36,6 +36,8 @@ class Fleet:
         """By model: the workers that take requests, and those that left and may come back."""
         self._capacities: dict[str, list[Capacity]] = {}
         """Derived from the hellos when asked for; emptied when they change."""
+        self._serving: dict[str, list[WorkerCredits]] = {}
+        """As `_capacities`: also when a worker leaves."""
         self._leaving: dict[WorkerId, tuple[float, str]] = {}
         """Workers that take nothing more: when they are forgotten, and their model."""
         self._models_seen: set[str] = set()
@@ -47,6 +49,7 @@ class Fleet:
         self._hellos = {model: hellos for model, hellos in self._hellos.items() if hellos}
         self._leaving.pop(hello.worker, None)
         self._capacities.clear()
+        self._serving.clear()
         worker = self.workers[hello.worker] = WorkerCredits(hello, now)
         self._hellos.setdefault(hello.model, {})[hello.worker] = hello
         self._models_seen.add(hello.model)
@@ -57,6 +60,7 @@ class Fleet:
     def leave(self, worker: WorkerId, now: float) -> None:
         """The worker takes nothing more: it drains or is gone. It may come back within the grace time."""
         model = self.workers[worker].hello.model
+        self._serving.clear()
         if worker in self._hellos.get(model, {}):
             self._leaving.setdefault(worker, (now + self._grace_s, model))
 
@@ -75,6 +79,7 @@ class Fleet:
                 continue
             del self._leaving[worker]
             self._capacities.clear()
+            self._serving.clear()
             del self._hellos[model][worker]
             if not self._hellos[model]:
                 del self._hellos[model]
@@ -87,7 +92,13 @@ class Fleet:
 
     def serving(self, model: str) -> list[WorkerCredits]:
         """Return the workers of `model` that take requests."""
-        return [self.workers[name] for name in self._hellos.get(model, ()) if name not in self._leaving]
+        known = self._serving.get(model)
+        if known is None:
+            names = self._hellos.get(model, ())
+            known = [self.workers[name] for name in names if name not in self._leaving]
+            if known:
+                self._serving[model] = known
+        return known
 
     def boots(self, named: Collection[tuple[WorkerId, Epoch | None]]) -> frozenset[WorkerBoot]:
         """Return those of `named` that are here; without an epoch it is the boot of now."""

@@ -6,15 +6,14 @@ from a new one.
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from scheduler.core.in_flight import InFlight
 from services.domain.generation import Band, RequestClass
 from services.domain.ids import BlockHash, RequestId, RequestKey, TenantId, WorkerId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seated:
+class Seated(NamedTuple):
     """Who has seats on a worker, or will have."""
 
     tenant: TenantId

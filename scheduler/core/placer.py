@@ -123,7 +123,7 @@ class Placer:
                 if placed is None:
                     break
                 touched[placed.boot] = placed
-            for worker in workers:
+            for worker in workers if self._reported else ():
                 if worker.boot in self._reported and self._place_over(model, worker, workers, now, outputs):
                     touched[worker.boot] = worker
         self._reported.clear()
