@@ -22,7 +22,7 @@ from gateway.core.keys import (
 from gateway.stores.tenants import TenantLog
 from gateway.tenant_feed import Edit, TenantFeed
 from services.domain.document_values import a_whole, refused
-from services.domain.errors import UnknownKey, UnknownTenant
+from services.domain.errors import UnknownKey
 from services.domain.ids import TenantId
 
 MAX_LIFETIME_S = 100 * 365 * 86_400
@@ -67,7 +67,7 @@ class KeyAdmin:
 
         def work_out() -> Edit:
             if made.key.tenant not in self._directory.book:
-                raise UnknownTenant(f"there is no tenant {made.key.tenant!r}")
+                raise self._directory.book.unknown(made.key.tenant)
             return Edit([_change(None, made.key)])
 
         await self._feed.change(work_out, who=who, dry_run=dry_run)

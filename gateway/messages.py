@@ -105,19 +105,12 @@ def chat_from_pb(chat: pb.ChatMessages) -> tuple[ChatTurn, ...]:
 def event_to_pb(event: Event, *, with_ids: bool, with_logprobs: bool) -> pb.GenerateResponse:
     """Turn one event into its message."""
     if isinstance(event, Delta):
-        delta = pb.Delta(choice=event.choice, text=event.text)
-        if with_ids:
-            delta.token_ids.extend([token.token_id for token in event.tokens])
-        if with_logprobs:
-            delta.logprobs.extend(_logprobs_to_pb(event.tokens))
+        ids, logprobs = _tokens_to_pb(event.tokens, with_ids, with_logprobs)
+        delta = pb.Delta(choice=event.choice, text=event.text, token_ids=ids, logprobs=logprobs)
         return pb.GenerateResponse(delta=delta)
     if isinstance(event, Echo):
-        echo = pb.Echo(text=event.text)
-        if with_ids:
-            echo.token_ids.extend([token.token_id for token in event.tokens])
-        if with_logprobs:
-            echo.logprobs.extend(_logprobs_to_pb(event.tokens))
-        return pb.GenerateResponse(echo=echo)
+        ids, logprobs = _tokens_to_pb(event.tokens, with_ids, with_logprobs)
+        return pb.GenerateResponse(echo=pb.Echo(text=event.text, token_ids=ids, logprobs=logprobs))
     if isinstance(event, Finished):
         return pb.GenerateResponse(
             finished=pb.Finished(
@@ -145,6 +138,13 @@ def event_to_pb(event: Event, *, with_ids: bool, with_logprobs: bool) -> pb.Gene
     if isinstance(event, StillWaiting):
         return pb.GenerateResponse(still_waiting=pb.StillWaiting())
     return pb.GenerateResponse(receipt=receipt_to_pb(event))
+
+
+def _tokens_to_pb(
+    tokens: Sequence[TokenRecord], with_ids: bool, with_logprobs: bool
+) -> tuple[list[int], list[pb.TokenLogprob]]:
+    ids = [token.token_id for token in tokens] if with_ids else []
+    return ids, _logprobs_to_pb(tokens) if with_logprobs else []
 
 
 def _logprobs_to_pb(tokens: Sequence[TokenRecord]) -> list[pb.TokenLogprob]:

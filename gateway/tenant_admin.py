@@ -15,7 +15,7 @@ from gateway.core.keys import key_to_document
 from gateway.tenant_feed import Edit, TenantFeed
 from services.domain.bands import Bands
 from services.domain.document_values import nearest_name, refused
-from services.domain.errors import ErrorDetail, InvalidField, NameTaken, StaleChange, UnknownTenant
+from services.domain.errors import ErrorDetail, InvalidField, NameTaken, StaleChange
 from services.domain.ids import TenantId
 from services.domain.tenant import Tenant
 from services.domain.tenant_document import (
@@ -183,9 +183,7 @@ class TenantAdmin:
     def _record(self, tenant: TenantId) -> Record:
         found = self._directory.book.get(tenant)
         if found is None:
-            close = nearest_name(tenant, [one.id for one in self._directory.book])
-            hint = f"; nearest known: {close}" if close else ""
-            raise UnknownTenant(f"there is no tenant {tenant!r}{hint}")
+            raise self._directory.book.unknown(tenant)
         return Record(found, is_declared=self._directory.is_declared(tenant))
 
     def _changeable(self, tenant: TenantId, etag: str) -> Record:

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from gateway.core.directory import Document, Kind, TenantDirectory
 from gateway.stores.quota import QuotaStore
 from gateway.stores.tenants import MAX_ENTRIES, TenantLog
-from services.domain.document_values import nearest_name
-from services.domain.errors import UnknownTenant
 from services.domain.ids import TenantId
 from services.domain.usage import Split, UsageReport, date_of, days_of, grouped
 
@@ -74,9 +72,7 @@ class UsageReports:
     ) -> UsageReport:
         book = self._directory.book
         if tenant not in book and tenant not in gone:
-            close = nearest_name(tenant, [one.id for one in book])
-            hint = f"; nearest known: {close}" if close else ""
-            raise UnknownTenant(f"there is no tenant {tenant!r}{hint}")
+            raise book.unknown(tenant)
         today = datetime.datetime.fromtimestamp(self._clock(), datetime.UTC).date()
         days = days_of(period, today)
         organisation, currency = self._home(tenant, gone)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from services.domain.bands import Bands
 from services.domain.document_values import nearest_name, refused
+from services.domain.errors import UnknownTenant
 from services.domain.generation import RequestClass
 from services.domain.ids import TenantId
 from services.domain.limits import Account, Limits, Scope, ScopeKind
@@ -55,6 +56,13 @@ class TenantBook:
     def get(self, tenant: TenantId) -> Tenant | None:
         """Return a tenant as it was declared."""
         return self._tenants.get(tenant)
+
+    def unknown(self, tenant: TenantId) -> UnknownTenant:
+        """Return the error of a tenant that is not here; it names the nearest that is."""
+        close = nearest_name(tenant, self._tenants)
+        return UnknownTenant(
+            f"there is no tenant {tenant!r}" + (f"; nearest known: {close}" if close else "")
+        )
 
     def replaced(self, changes: Mapping[TenantId, Tenant | None]) -> "TenantBook":
         """Return the book with these tenants added, changed or (None) gone.
