@@ -124,7 +124,9 @@ class Placer:
                     break
                 touched[placed.boot] = placed
             for worker in workers if self._reported else ():
-                if worker.boot in self._reported and self._place_over(model, worker, workers, now, outputs):
+                # Where a seat has just become free nobody needs to yield one.
+                is_asked = worker.boot in self._reported and worker.boot not in touched
+                if is_asked and self._place_over(model, worker, workers, now, outputs):
                     touched[worker.boot] = worker
         self._reported.clear()
         outputs += [PlacementsMade(worker=w.hello.worker, highest_seq=w.placed) for w in touched.values()]
