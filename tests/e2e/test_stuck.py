@@ -49,7 +49,7 @@ async def test_a_worker_that_hangs_is_not_ready_and_is_restarted(slow_prefill: S
 
 def _is_ready(port: int) -> bool:
     try:
-        with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2):
+        with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=20):
             return True
     except HTTPError as error:
         error.close()
