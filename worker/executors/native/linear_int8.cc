@@ -9,7 +9,9 @@
 #include "products.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <utility>
 
 #include "activations.h"
 #include "dot.h"
@@ -143,21 +145,26 @@ __attribute__((noinline)) void multiply(const Slice& slice, const Rows& x, float
   }
 }
 
-// Passes over num_rows rows, each of as many rows as there are left and the registers hold.
+// multiply() for 1, 2, ... kMaxPass rows.
+template <typename Source, int kColumns, bool kHasOffsets, int... kLess>
+constexpr auto passes(std::integer_sequence<int, kLess...>) {
+  return std::array{multiply<Source, kColumns, kHasOffsets, kLess + 1>...};
+}
+
+// Passes over num_rows rows. The last two share what is left evenly: codes and scales cost a pass of two rows what
+// they cost a full one.
 template <typename Source, int kColumns, bool kHasOffsets>
 void multiply_rows(const Slice& slice, Rows x, int64_t num_rows, float* sums) {
-  const auto pass = [&](int64_t rows, auto function) {
-    for (; num_rows >= rows; num_rows -= rows) {
-      function(slice, x, sums);
-      x.codes += rows * x.stride;
-      x.groups += rows * x.groups_stride;
-      sums += rows * kTile;
-    }
-  };
-  if constexpr (kMaxPass > 4) pass(kMaxPass, multiply<Source, kColumns, kHasOffsets, kMaxPass>);
-  if constexpr (kMaxPass >= 4) pass(4, multiply<Source, kColumns, kHasOffsets, 4>);
-  pass(2, multiply<Source, kColumns, kHasOffsets, 2>);
-  pass(1, multiply<Source, kColumns, kHasOffsets, 1>);
+  constexpr auto kPasses = passes<Source, kColumns, kHasOffsets>(std::make_integer_sequence<int, kMaxPass>());
+  while (num_rows > 0) {
+    int64_t rows = std::min<int64_t>(num_rows, kMaxPass);
+    if (num_rows > kMaxPass && num_rows < 2 * kMaxPass) rows = (num_rows + 1) / 2;
+    kPasses[static_cast<size_t>(rows - 1)](slice, x, sums);
+    num_rows -= rows;
+    x.codes += rows * x.stride;
+    x.groups += rows * x.groups_stride;
+    sums += rows * kTile;
+  }
 }
 
 void unpack_panel(const uint8_t* lines, int64_t num_columns, uint8_t* panel) {
