@@ -90,7 +90,7 @@ class AttentionMeasure:
 
     def is_allowed(self, tile: AttentionTile) -> bool:
         """Return whether a tile keeps to what the tables of resources ask, for every shape that takes it."""
-        return _spills_nothing(self._chip, aot_kernels_of(self._kernel, self._key, tile))
+        return _spills_nothing(self._chip, aot_kernels_of(self._chip, self._kernel, self._key, tile))
 
     def seconds(self, tile: AttentionTile) -> float | None:
         """Return seconds, None where the tile cannot be launched."""

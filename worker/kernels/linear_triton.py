@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from worker.kernels import linear_tuning
-from worker.kernels.aot import AotKernel
+from worker.kernels.aot import CHIPS, AotKernel
 from worker.kernels.dtypes_triton import INTERPRETED, chip_of, compute_type
 from worker.kernels.group_quantize import GROUP as ACTIVATION_GROUP
 from worker.kernels.linear_kernels_triton import add_pieces_kernel, linear_kernel
@@ -157,8 +157,14 @@ def _constexprs(tile: Tile, *, bits: int, group: int, dtype: torch.dtype, is_cud
 def aot_kernels(chip: str) -> Iterator[AotKernel]:
     """Yield every step of the chip's ladders: bfloat16 with bias and zero points, float16 in one format.
 
-    Logits are the dense ones with a float32 result and nothing added.
+    Logits are the dense ones with a float32 result and nothing added. Every format and group is also compiled
+    in float16, symmetric and with nothing added, for one chip, in turns.
     """
+    for place, kind in enumerate(linear_tuning.kinds(chip), CHIPS.index(chip)):
+        if place % len(CHIPS) == 0 and kind != "fp32":
+            kernel = aot_kernel(chip, kind, linear_tuning.ladder(chip, kind)[-1], torch.float16)
+            bare = {"HAS_ZEROS": False, "HAS_BIAS": False, "HAS_RESIDUAL": False}
+            yield replace(kernel, name=f"{kernel.name}-symmetric", constexprs={**kernel.constexprs, **bare})
     for kind in linear_tuning.kinds(chip):
         for shape in linear_tuning.shapes(chip, kind):
             for tile in linear_tuning.ladder(chip, kind, shape):

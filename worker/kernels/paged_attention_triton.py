@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from worker.kernels import paged_attention_kernels_triton as kernels
@@ -21,6 +22,7 @@ from worker.kernels import paged_attention_tuning as tuning
 from worker.kernels.aot import AotKernel
 from worker.kernels.dtypes_triton import INTERPRETED, chip_of, compute_type
 from worker.kernels.kv_pages_torch import LayerKv
+from worker.kernels.paged_attention_forms import Form, forms
 from worker.kernels.paged_attention_kernels_triton import KEY_BLOCK, SPLIT
 from worker.kernels.paged_attention_tuning import KERNELS, Kernel, Tile
 
@@ -70,9 +72,22 @@ _DECODE_PROGRAMS = 4096
 """Programs of one decode launch: some waves on any chip, so that long contexts are shared out. Untuned."""
 
 
-def _tile_of(kernel: Kernel, chip: str, head_dim: int, kv_dtype: torch.dtype, group: int) -> Tile:
+_AOT_KV_HEADS = 8
+
+
+_CAPPED_ROWS = 64
+"""Most rows of a tile whose scores are bent: beside an exponential's registers, 128 would spill."""
+
+
+def _tile_of(kernel: Kernel, chip: str, head_dim: int, kv_dtype: torch.dtype, group: int, cap: float) -> Tile:
     tile = tuning.tile(chip, kernel, head_dim, is_int8=kv_dtype is torch.int8)
-    return replace(tile, m=max(tile.m, triton.next_power_of_2(group)))
+    return _fitted(tile, group, has_cap=cap > 0)
+
+
+def _fitted(tile: Tile, group: int, *, has_cap: bool) -> Tile:
+    """Return a tile with a row at least for every head that shares a key-value head, and few under a cap."""
+    m = min(tile.m, _CAPPED_ROWS) if has_cap else tile.m
+    return replace(tile, m=max(m, triton.next_power_of_2(group)))
 
 
 def ragged_attention(
@@ -93,7 +108,7 @@ def ragged_attention(
     """
     kv_heads, _, head_dim = kv.shape
     group = q.shape[1] // head_dim // kv_heads
-    tile = tile or _tile_of("ragged", chip_of(q.device), head_dim, kv.keys.dtype, group)
+    tile = tile or _tile_of("ragged", chip_of(q.device), head_dim, kv.keys.dtype, group, soft_cap)
     num_sequences = len(batch.context_len)
     tokens = tile.m // group
     grid = (kv_heads, len(q) // tokens + 2 * num_sequences)
@@ -128,7 +143,7 @@ def decode_attention(
     """
     kv_heads, _, head_dim = kv.shape
     group = q.shape[1] // head_dim // kv_heads
-    tile = tile or _tile_of("decode", chip_of(q.device), head_dim, kv.keys.dtype, group)
+    tile = tile or _tile_of("decode", chip_of(q.device), head_dim, kv.keys.dtype, group, soft_cap)
     num_sequences, max_splits = len(batch.context_len), memory.tops.shape[1]
     splits = (memory.tops, memory.totals, memory.sums)
     shape = _shape(q, kv, window, soft_cap)
@@ -180,63 +195,35 @@ def _shape(q: Tensor, kv: LayerKv, window: int, soft_cap: float) -> dict[str, An
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Variant:
-    """A shape of model that the kernels are compiled for ahead of time."""
-
-    head_dim: int
-    dtype: torch.dtype
-    kv_dtype: torch.dtype
-    is_capped: bool = False
-    """With a window and a cap, as Gemma has them."""
-
-    @property
-    def name(self) -> str:
-        """Key in the table."""
-        ending = "-window-cap" if self.is_capped else ""
-        return f"d{self.head_dim}-{_NAMES[self.dtype]}-{_NAMES[self.kv_dtype]}{ending}"
-
-
-_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "i8"}
-_AOT_HEADS, _AOT_GROUP, _AOT_PAGE_SIZE = 32, 4, 16
-
-
-def _variants() -> Iterator[_Variant]:
-    bf16, fp16, int8 = torch.bfloat16, torch.float16, torch.int8
-    formats = {64: (bf16, int8), 80: (int8,), 96: (int8,), 128: (bf16, int8), 256: (bf16, int8)}
-    for head_dim, kv_dtypes in formats.items():
-        for kv_dtype in kv_dtypes:
-            yield _Variant(head_dim=head_dim, dtype=bf16, kv_dtype=kv_dtype, is_capped=head_dim == 256)
-    for kv_dtype in (fp16, int8):
-        yield _Variant(head_dim=128, dtype=fp16, kv_dtype=kv_dtype)
-
-
 def aot_kernels(chip: str) -> Iterator[AotKernel]:
-    """Yield the two kernels for every variant, and the merge once for every size of head."""
+    """Yield the two kernels for every form, and the merge of their splits once for all that share it."""
     merged: set[str] = set()
-    for variant in _variants():
+    for form in forms(chip):
         for kernel in KERNELS:
-            tile = _tile_of(kernel, chip, variant.head_dim, variant.kv_dtype, _AOT_GROUP)
-            yield _aot_kernel(f"{kernel}-{variant.name}", variant, tile)
-        merge = f"merge-d{variant.head_dim}-{_NAMES[variant.dtype]}"
-        if merge not in merged:
-            merged.add(merge)
-            yield _aot_kernel(merge, variant, Tile(m=1, num_warps=1, num_stages=3))
+            yield _aot_kernel(f"{kernel}-{form.name}", form, _tile_of_form(kernel, chip, form))
+        if form.merge_name not in merged:
+            merged.add(form.merge_name)
+            yield _aot_kernel(f"merge-{form.merge_name}", form, Tile(m=1, num_warps=1, num_stages=3))
 
 
-def aot_kernels_of(kernel: Kernel, key: str, tile: Tile) -> Iterator[AotKernel]:
-    """Yield every variant of a kernel that an entry of the table is for, cut by another tile."""
-    for variant in _variants():
-        if tuning.key(variant.head_dim, is_int8=variant.kv_dtype is torch.int8) == key:
-            yield _aot_kernel(f"{kernel}-{variant.name}", variant, tile)
+def aot_kernels_of(chip: str, kernel: Kernel, key: str, tile: Tile) -> Iterator[AotKernel]:
+    """Yield every form of a kernel that an entry of the chip's table is for, cut by another tile."""
+    for form in forms(chip):
+        if tuning.key(form.head_dim, is_int8=form.kv_dtype == "i8") == key:
+            yield _aot_kernel(f"{kernel}-{form.name}", form, _fitted(tile, form.group, has_cap=form.has_cap))
 
 
-def _aot_kernel(name: str, variant: _Variant, tile: Tile) -> AotKernel:
+def _tile_of_form(kernel: Kernel, chip: str, form: Form) -> Tile:
+    tile = tuning.tile(chip, kernel, form.head_dim, is_int8=form.kv_dtype == "i8")
+    return _fitted(tile, form.group, has_cap=form.has_cap)
+
+
+def _aot_kernel(name: str, form: Form, tile: Tile) -> AotKernel:
     function: Any = getattr(kernels, f"{name.partition('-')[0]}_kernel")
-    absent = () if variant.kv_dtype is torch.int8 else ("key_scales", "value_scales")
+    absent = () if form.kv_dtype == "i8" else ("key_scales", "value_scales")
     types = {
-        **dict.fromkeys(("q", "out"), f"*{_NAMES[variant.dtype]}"),
-        **dict.fromkeys(("keys", "values"), f"*{_NAMES[variant.kv_dtype]}"),
+        **dict.fromkeys(("q", "out"), f"*{form.dtype}"),
+        **dict.fromkeys(("keys", "values"), f"*{form.kv_dtype}"),
         **dict.fromkeys(("key_scales", "value_scales", "split_tops", "split_totals", "split_sums"), "*fp32"),
         **dict.fromkeys(("query_start", "context_len", "page_table"), "*i32"),
         **dict.fromkeys(("num_sequences", "page_table_stride", "page_stride", "scale_stride"), "i32"),
@@ -245,14 +232,14 @@ def _aot_kernel(name: str, variant: _Variant, tile: Tile) -> AotKernel:
     }
     constants = {
         **dict.fromkeys(absent),
-        "NUM_HEADS": _AOT_HEADS,
-        "GROUP": _AOT_GROUP,
-        "PAGE_SIZE": _AOT_PAGE_SIZE,
-        "HEAD_DIM": variant.head_dim,
-        "D": triton.next_power_of_2(variant.head_dim),
-        "HAS_WINDOW": variant.is_capped,
-        "HAS_CAP": variant.is_capped,
-        "COMPUTE": compute_type(variant.dtype),
+        "NUM_HEADS": _AOT_KV_HEADS * form.group,
+        "GROUP": form.group,
+        "PAGE_SIZE": form.page_size,
+        "HEAD_DIM": form.head_dim,
+        "D": triton.next_power_of_2(form.head_dim),
+        "HAS_WINDOW": form.has_window,
+        "HAS_CAP": form.has_cap,
+        "COMPUTE": {"bf16": tl.bfloat16, "fp16": tl.float16}[form.dtype],
         "KEY_BLOCK": KEY_BLOCK,
         "SPLIT": SPLIT,
         "M": tile.m,

@@ -12,9 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.aot import AotKernel
+from worker.kernels.aot import CHIPS, AotKernel
+from worker.kernels.covering import covering
 from worker.kernels.kv_pages import CODE_MAX, LEAST
 from worker.kernels.kv_pages_torch import LayerKv
+from worker.kernels.paged_attention_forms import FORMATS, HEAD_DIMS, PAGE_SIZES
 
 _HEADS = 16
 """Heads that one program takes; as in `qk_norm`, because the shape of a tile decides how a head is summed."""
@@ -136,26 +138,18 @@ def rope_store(
     )  # fmt: skip
 
 
-_VARIANTS = (
-    ("bf16", "bf16", 64, False),
-    ("bf16", "i8", 64, False),
-    ("bf16", "i8", 80, False),
-    ("bf16", "i8", 96, False),
-    ("bf16", "bf16", 128, False),
-    ("bf16", "i8", 128, False),
-    ("bf16", "bf16", 128, True),
-    ("bf16", "i8", 128, True),
-    ("bf16", "bf16", 256, True),
-    ("bf16", "i8", 256, True),
-    ("fp16", "fp16", 128, False),
-    ("fp16", "i8", 128, True),
+_COMMON = tuple(
+    (chip, head_dim, types, False, 16) for chip in CHIPS for head_dim in HEAD_DIMS for types in FORMATS[:2]
 )
-"""Type of activations and of pages, head size, whether the heads are normed."""
 
 
 def aot_kernels(chip: str) -> Iterator[AotKernel]:
-    """Yield every variant, the same on every chip."""
-    for dtype, kv_dtype, head_dim, is_normed in _VARIANTS:
+    """Yield the forms of attention (see `paged_attention_forms`), with normed heads and without.
+
+    That is every size of head over KV in bfloat16 and int8, and of the rest what covers any two values.
+    """
+    rows = covering(CHIPS, HEAD_DIMS, FORMATS, (False, True), PAGE_SIZES, taken=_COMMON)
+    for head_dim, (dtype, kv_dtype), is_normed, page_size in (row[1:] for row in rows if row[0] == chip):
         absent = (() if kv_dtype == "i8" else ("key_scales", "value_scales")) + (
             () if is_normed else ("q_weight", "k_weight")
         )
@@ -168,12 +162,13 @@ def aot_kernels(chip: str) -> Iterator[AotKernel]:
             "eps": "fp32",
         }
         yield AotKernel(
-            name=f"store-d{head_dim}-{dtype}-{kv_dtype}{'-norm' * is_normed}",
+            name=f"store-d{head_dim}-{dtype}-{kv_dtype}{'-norm' * is_normed}"
+            + f"-p{page_size}" * (page_size != 16),
             function=rope_store_kernel,
             signature={name: kind for name, kind in types.items() if name not in absent},
             constexprs={
                 **dict.fromkeys(absent),
-                "PAGE_SIZE": 16,
+                "PAGE_SIZE": page_size,
                 "HEAD_DIM": head_dim,
                 "D": triton.next_power_of_2(head_dim),
                 "HEADS": _HEADS,

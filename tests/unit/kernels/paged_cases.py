@@ -168,7 +168,7 @@ def attend_ragged(case: PagedCase, spans: Sequence[tuple[int, int]], **memory: f
     return out
 
 
-def attend_decode(case: PagedCase, contexts: Sequence[int], *, lanes: int = 2, **memory: float) -> Tensor:
+def attend_decode(case: PagedCase, contexts: Sequence[int], *, lanes: int = 1, **memory: float) -> Tensor:
     """Return the decode kernel's output for the last token of each context, all memory NaN before."""
     spans = [(max(context - 1, 0), context) for context in contexts]
     stored = store(case, contexts, **memory)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels import rope_store_torch
+from worker.kernels.covering import covering
 from worker.kernels.kv_pages_torch import LayerKv, layer_kv, round_rows
 from worker.kernels.page_copy_torch import page_copy as page_copy_reference
 from worker.kernels.page_copy_triton import page_copy
@@ -13,7 +14,9 @@ from worker.kernels.rope_store_triton import rope_store
 
 PAGES, PAGE_SIZE, LAYERS = 4, 16, 2
 POSITIONS = torch.tensor([30, 31, 0, 7], dtype=torch.int32)
-SLOTS = torch.tensor([3 * PAGE_SIZE + 14, 3 * PAGE_SIZE + 15, PAGE_SIZE, 7], dtype=torch.int32)
+PLACES = [(3, 14), (3, 15), (1, 0), (0, 7)]
+"""Page and token of each row."""
+SLOTS = torch.tensor([page * PAGE_SIZE + token for page, token in PLACES], dtype=torch.int32)
 FORMATS = [
     (torch.float32, torch.float32),
     (torch.float32, torch.int8),
@@ -28,17 +31,19 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def memory(kv_dtype: torch.dtype, kv_heads: int, head_dim: int) -> tuple[Tensor, LayerKv]:
+def memory(
+    kv_dtype: torch.dtype, kv_heads: int, head_dim: int, page_size: int = PAGE_SIZE
+) -> tuple[Tensor, LayerKv]:
     """Return pages full of one byte, and the second of their layers."""
     row_bytes = head_dim * kv_dtype.itemsize + (4 if kv_dtype is torch.int8 else 0)
-    pages = torch.full((PAGES, LAYERS * 2 * kv_heads * PAGE_SIZE * row_bytes), 0x5A, dtype=torch.uint8)
+    pages = torch.full((PAGES, LAYERS * 2 * kv_heads * page_size * row_bytes), 0x5A, dtype=torch.uint8)
     kv = layer_kv(
         pages,
         kv_dtype,
         layer=1,
         num_layers=LAYERS,
         kv_heads=kv_heads,
-        page_size=PAGE_SIZE,
+        page_size=page_size,
         head_dim=head_dim,
     )
     return pages, kv
@@ -51,7 +56,12 @@ def tables(head_dim: int) -> tuple[Tensor, Tensor]:
 
 
 def store(
-    qkv: Tensor, kv: LayerKv, *, rows: slice = slice(None), norm: tuple[Tensor, Tensor, float] | None = None
+    qkv: Tensor,
+    kv: LayerKv,
+    *,
+    rows: slice = slice(None),
+    norm: tuple[Tensor, Tensor, float] | None = None,
+    slots: Tensor = SLOTS,
 ) -> Tensor:
     """Return q; keys and values go to `kv`."""
     kv_heads, _, head_dim = kv.shape
@@ -59,7 +69,7 @@ def store(
     taken = qkv[rows].contiguous()
     q = torch.full((len(taken), qkv.shape[1] - 2 * kv_heads * head_dim), torch.nan).to(qkv.dtype)
     rope_store(
-        taken, q, kv, cos=cos, sin=sin, positions=POSITIONS[rows], slots=SLOTS[rows], norm=norm
+        taken, q, kv, cos=cos, sin=sin, positions=POSITIONS[rows], slots=slots[rows], norm=norm
     )  # fmt: skip
     return q
 
@@ -124,6 +134,40 @@ def test_a_fused_norm_gives_the_bits_of_its_parts(dtype: torch.dtype, kv_dtype: 
     theirs, their_kv = memory(kv_dtype, kv_heads, head_dim)
     assert torch.equal(store(qkv, kv, norm=(q_weight, k_weight, 1e-6)), store(apart, their_kv))
     assert torch.equal(pages, theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("head_dim", "types", "is_normed", "page_size"),
+    covering((64, 80, 96, 128, 256), FORMATS, (False, True), (16, 32, 64, 128)),
+    ids=lambda value: str(value),
+)
+def test_any_two_values_meet_and_other_pages_hold_the_same_bits(
+    head_dim: int, types: tuple[torch.dtype, torch.dtype], is_normed: bool, page_size: int
+) -> None:
+    q_heads, kv_heads = 5, 2
+    dtype, kv_dtype = types
+    qkv = noise(4, (q_heads + 2 * kv_heads) * head_dim).to(dtype)
+    norm = (noise(head_dim, seed=1), noise(head_dim, seed=2), 1e-6) if is_normed else None
+    read = qkv.clone()
+    if norm is not None:
+        qk_norm(qkv, norm[0], norm[1], read, q_heads=q_heads, kv_heads=kv_heads, eps=norm[2])
+    q, k, v = expected(read.float(), kv_heads, head_dim)
+    order = [2, 3, 0, 1]
+    found = []
+    for pages_of in (list(range(PAGES)), order):
+        pages, kv = memory(kv_dtype, kv_heads, head_dim, page_size)
+        slots = torch.tensor(
+            [pages_of[page] * page_size + token for page, token in PLACES], dtype=torch.int32
+        )
+        assert torch.equal(store(qkv, kv, norm=norm, slots=slots), narrowed(q, dtype))
+        found.append((pages, kv))
+    (pages, kv), (others, _) = found
+    assert torch.equal(pages, others[order])
+    for row, (page, token) in enumerate(PLACES):
+        for numbers, scales, rows in ((kv.keys, kv.key_scales, k), (kv.values, kv.value_scales, v)):
+            wanted = narrowed(rows[row], kv_dtype) if scales is None else round_rows(rows[row])[0]
+            assert torch.equal(numbers[page, :, token], wanted)
 
 
 @pytest.mark.failure("B094")

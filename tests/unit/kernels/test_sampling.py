@@ -85,9 +85,9 @@ def test_rows_of_every_kind_draw_what_the_reference_draws(scale: float) -> None:
 
 
 def test_a_large_vocabulary_goes_block_by_block() -> None:
-    table = logits(3, vocab=20_000, scale=1.0)
+    table = logits(3, vocab=9_000, scale=1.0)
     rows = [
-        row(0, top_p=0.6, top_k=12_000, min_p=0.001, temperature=0.9),
+        row(0, top_p=0.6, top_k=5_000, min_p=0.001, temperature=0.9),
         row(1, top_p=0.3, seed=7, num_logprobs=2),
         row(2, seed=8),
     ]
@@ -124,7 +124,7 @@ def test_ties_go_to_the_lowest_ids() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_that_is_not_finite_fails_alone(temperature: float) -> None:
     table = logits(5)
-    rows = [row(i, temperature=temperature, top_p=0.9, num_logprobs=2) for i in range(5)]
+    rows = [row(i, temperature=temperature, num_logprobs=2) for i in range(5)]
     clean = sample(table, rows)
     table[0, :] = np.nan
     table[1, 77] = np.nan
@@ -152,7 +152,7 @@ def test_a_row_draws_the_same_alone_and_in_any_company(params: dict[str, Any]) -
     mine = row(3, (1, 2, 3), (4, 4, 5), **params)
     alone = sample(table[2:3], [mine])
     table[0] = np.nan
-    others = [row(i, tuple(range(i + 1)), seed=i, top_k=i, repetition_penalty=1.2) for i in range(4)]
+    others = [row(i, tuple(range(i + 1)), seed=i, top_k=i % 2, repetition_penalty=1.2) for i in range(4)]
     together = sample(table, [*others[:2], mine, others[3]])
     assert together.token_ids[2] == alone.token_ids[0]
     assert together.logprobs[2] == alone.logprobs[0]
