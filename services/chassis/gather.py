@@ -18,13 +18,19 @@ def take_together(messages: deque[Any]) -> Any:
     first = messages.popleft()
     if not messages:
         return first
-    together, num_bytes = [first], first.ByteSize()
-    while messages and len(together) < MOST_TOGETHER:
-        num_bytes += messages[0].ByteSize()
-        if num_bytes > MOST_BYTES:
-            break
-        together.append(messages.popleft())
+    together = [first, *take_fitting(messages, MOST_TOGETHER - 1, MOST_BYTES - first.ByteSize())]
     return first if len(together) == 1 else type(first)(several=together)
+
+
+def take_fitting(messages: deque[Any], most: int = MOST_TOGETHER, most_bytes: int = MOST_BYTES) -> list[Any]:
+    """Take the first messages out that are no more and no larger than that together; maybe none."""
+    taken: list[Any] = []
+    while messages and len(taken) < most:
+        most_bytes -= messages[0].ByteSize()
+        if most_bytes < 0:
+            break
+        taken.append(messages.popleft())
+    return taken
 
 
 def each(message: Any) -> Any:

@@ -4,6 +4,7 @@ Owns what waits: a request stays here until it is placed, rejected or abandoned.
 highest it has seen. Knows nothing of prompts, tokens or workers.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
@@ -14,6 +15,7 @@ import structlog
 from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from protos.types.v1 import types_pb2
+from services.chassis.gather import take_fitting
 from services.chassis.stream import Outbox, keep_connected, run_duplex
 from services.domain.bands import Bands
 from services.domain.errors import StaleAttempt
@@ -22,8 +24,8 @@ from services.rpc import convert
 from services.rpc.gateway_messages import acquire_to_pb, model_from_pb, placement_from_pb
 from services.rpc.gateway_values import Acquisition, ModelState, PlacementSink
 
-MAX_IN_HELLO = 256
-"""Waiting requests inside the Hello; further ones follow as single messages."""
+MAX_QUEUED = 4096
+"""Messages that may queue for the scheduler beside those of requests that waited when it was met."""
 
 _log = structlog.get_logger()
 
@@ -95,12 +97,13 @@ class SchedulerLink:
             self._outbox.put_nowait(message)
 
     async def _session(self) -> None:
-        outbox: Outbox[pb.ConnectGatewayRequest] = Outbox()
-        waiting = [acquire_to_pb(one.acquisition) for one in self._waiting.values()]
+        waiting = deque(acquire_to_pb(one.acquisition) for one in self._waiting.values())
+        outbox: Outbox[pb.ConnectGatewayRequest] = Outbox(MAX_QUEUED + len(waiting))
         peer = convert.peer_to_pb(self._name, self._epoch(), self._build)
-        hello = pb.GatewayHello(peer=peer, waiting=waiting[:MAX_IN_HELLO])
+        # A channel takes no message of any size, and block hashes of long prompts are many.
+        hello = pb.GatewayHello(peer=peer, waiting=take_fitting(waiting))
         outbox.put_nowait(pb.ConnectGatewayRequest(hello=hello))
-        for acquire in waiting[MAX_IN_HELLO:]:
+        for acquire in waiting:
             outbox.put_nowait(pb.ConnectGatewayRequest(acquire=acquire))
         self._outbox = outbox
         try:

@@ -14,7 +14,7 @@ from services.chassis.gather import each
 from services.chassis.grpc import bind, create_channel, create_server
 from services.chassis.stream import Outbox, first_message, serve_duplex
 from services.domain.generation import Band, Limits, RequestClass
-from services.domain.ids import Epoch, RequestId, RequestKey, TenantId
+from services.domain.ids import BlockHash, Epoch, RequestId, RequestKey, TenantId
 from services.rpc.convert import peer_to_pb
 from services.rpc.gateway_scheduler_link import SchedulerLink
 from services.rpc.gateway_values import Acquisition
@@ -112,9 +112,16 @@ class Listener(scheduler_pb2_grpc.SchedulerServiceServicer, kvmanager_pb2_grpc.K
 
 
 async def sizes_sent(
-    reads_several: bool, open_link: Callable[[grpc.aio.Channel], tuple[Any, asyncio.Event, Any]], kind: str
+    reads_several: bool,
+    open_link: Callable[[grpc.aio.Channel], tuple[Any, asyncio.Event, Any]],
+    kind: str,
+    count: int = 10,
 ) -> list[int]:
-    """Let a link say ten things in one turn once it is welcome; return how many came in each message."""
+    """Let a link say ten things in one turn once it is welcome, and wait for `count` in all.
+
+    Returns:
+        How many came in each message.
+    """
     listener, server = Listener(reads_several), create_server()
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(listener, server)
     kvmanager_pb2_grpc.add_KvManagerServiceServicer_to_server(listener, server)
@@ -127,7 +134,7 @@ async def sizes_sent(
             await asyncio.wait_for(welcome.wait(), LIMIT_S)
             for number in range(10):
                 say(RequestKey(RequestId(f"r{number}"), 1))
-            return await listener.sizes(kind, 10)
+            return await listener.sizes(kind, count)
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -140,6 +147,39 @@ class Sink:
     def on_queued(self, position: int, expected_wait_s: float | None) -> None: ...
 
     def on_rejected(self, error: Any) -> None: ...
+
+
+def acquisition(key: RequestKey, num_blocks: int = 0) -> Acquisition:
+    return Acquisition(
+        key=key,
+        tenant=TenantId("t"),
+        band=Band.STANDARD,
+        request_class=RequestClass.SHORT,
+        model="m",
+        num_prompt_tokens=16 * num_blocks + 8,
+        max_output_tokens=8,
+        num_choices=1,
+        block_hashes=[BlockHash(bytes(16))] * num_blocks,
+        limits=Limits(),
+        asked_at=0.0,
+    )
+
+
+async def test_more_waits_than_one_message_takes_and_all_of_it_is_asked_for_again() -> None:
+    """160 prompts of 128k tokens: their hashes alone are 21 MB, a channel takes 16."""
+
+    def open_link(channel: grpc.aio.Channel) -> tuple[Any, asyncio.Event, Any]:
+        link = SchedulerLink(
+            channel, name="gateway-0", epoch=lambda: Epoch(1), build="test", on_change=lambda: None
+        )
+        for number in range(160):
+            link.acquire(acquisition(RequestKey(RequestId(f"w{number}"), 1), num_blocks=8192), Sink())
+        at_once = asyncio.Event()
+        at_once.set()
+        return link, at_once, lambda key: link.acquire(acquisition(key), Sink())
+
+    in_hello = 2**20 // (8192 * 18)
+    assert await sizes_sent(False, open_link, "acquire", 160 - in_hello + 10)
 
 
 @EITHER
@@ -156,20 +196,7 @@ async def test_a_gateway_gathers_what_it_asks_for(reads_several: bool) -> None:
         )
 
         def say(key: RequestKey) -> None:
-            acquisition = Acquisition(
-                key=key,
-                tenant=TenantId("t"),
-                band=Band.STANDARD,
-                request_class=RequestClass.SHORT,
-                model="m",
-                num_prompt_tokens=8,
-                max_output_tokens=8,
-                num_choices=1,
-                block_hashes=(),
-                limits=Limits(),
-                asked_at=0.0,
-            )
-            link.acquire(acquisition, Sink())
+            link.acquire(acquisition(key), Sink())
 
         return link, welcome, say
 
