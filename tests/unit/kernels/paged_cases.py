@@ -120,7 +120,8 @@ def store(case: PagedCase, contexts: Sequence[int], *, seed: int = 0, poison: fl
     ]
     for view in views:
         for numbers, scales in ((view.keys, view.key_scales), (view.values, view.value_scales)):
-            numbers.fill_(127 if scales is not None else poison)
+            # 1e30 is infinity in float16.
+            numbers.fill_(127 if scales is not None else torch.tensor(poison).to(numbers.dtype))
             if scales is not None:
                 scales.fill_(poison)
     order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(seed))
