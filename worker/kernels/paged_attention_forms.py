@@ -5,8 +5,7 @@ many query heads share a key-value head. Compiled are
 
 - every size of head over KV in bfloat16 and in int8, as most models ask for it (pages of 16, four heads, no
   window, no cap), and Gemma's heads of 256 with both;
-- for A100 and H100 their share of as many others as it takes for any two values to meet on some chip
-  (`covering`). The other chips' share is left out as yet: add them to `COVERED` and write the table.
+- of all other forms as many as it takes for any two values to meet, the chip being one of them (`covering`).
 
 Heads that share a key-value head enter by the rows of a tile, so one, a number that is no power of two and
 one above a decode tile's rows stand for all. How many key-value heads and layers there are enters by strides.
@@ -28,9 +27,6 @@ MASKS = ((False, False), (True, False), (False, True), (True, True))
 PAGE_SIZES = (16, 32, 64, 128)
 GROUPS = (4, 1, 7, 32)
 """Query heads that share a key-value head."""
-
-COVERED = ("sm_80", "sm_90")
-"""Chips whose share of the uncommon forms is compiled; the others' is still to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +89,5 @@ def forms(chip: str) -> tuple[Form, ...]:
         for head_dim, mask in masks
         for types in FORMATS[:2]
     ]
-    rows = common
-    if chip in COVERED:
-        rows = covering(CHIPS, HEAD_DIMS, FORMATS, MASKS, PAGE_SIZES, GROUPS, taken=common)
+    rows = covering(CHIPS, HEAD_DIMS, FORMATS, MASKS, PAGE_SIZES, GROUPS, taken=common)
     return tuple(Form(*form) for each, *form in rows if each == chip)

@@ -3,6 +3,8 @@
 Where each value is looked at by itself is `test_paged_attention.py`.
 """
 
+from itertools import combinations, product
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from tests.fakes.interpreted_dots import use_one_order
 from tests.unit.kernels.paged_cases import attend_decode, attend_ragged, expected, paged_case
 from worker.kernels.aot import CHIPS
 from worker.kernels.covering import covering
-from worker.kernels.paged_attention_forms import COVERED, FORMATS, GROUPS, HEAD_DIMS, MASKS, PAGE_SIZES, forms
+from worker.kernels.paged_attention_forms import FORMATS, GROUPS, HEAD_DIMS, MASKS, PAGE_SIZES, forms
 
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "i8": torch.int8}
 TOLERANCE = {"fp32": 4e-6, "fp16": 4e-3, "bf16": 3.2e-2}
@@ -59,15 +61,18 @@ def test_any_two_values_meet_in_a_form_that_equals_the_reference(
     assert torch.equal(decoded, attend_decode(case, CONTEXTS, poison=0.0, seed=2))
 
 
-def test_every_value_is_compiled_for_covered_chips_and_what_is_common_for_all() -> None:
-    factors = (HEAD_DIMS, FORMATS, MASKS, PAGE_SIZES, GROUPS)
-    for chip in CHIPS:
-        found = [(form.head_dim, form.types, form.mask, form.page_size, form.group) for form in forms(chip)]
-        common = {(head_dim, types, MASKS[0], 16, 4) for head_dim in HEAD_DIMS for types in FORMATS[:2]}
-        assert common <= set(found)
-        if chip in COVERED:
-            for values, one in zip(factors, zip(*found, strict=True), strict=True):
-                assert set(one) == set(values), chip
+def test_any_two_values_and_chips_meet_in_what_is_compiled_ahead_of_time() -> None:
+    compiled = [
+        (chip, form.head_dim, form.types, form.mask, form.page_size, form.group)
+        for chip in CHIPS
+        for form in forms(chip)
+    ]
+    factors = (CHIPS, HEAD_DIMS, FORMATS, MASKS, PAGE_SIZES, GROUPS)
+    for first, second in combinations(range(len(factors)), 2):
+        met = {(row[first], row[second]) for row in compiled}
+        assert met == set(product(factors[first], factors[second]))
+    common = product(CHIPS, HEAD_DIMS, FORMATS[:2], MASKS[:1], (16,), (4,))
+    assert set(common) <= set(compiled)
 
 
 def test_a_covering_begins_with_what_is_wanted_and_holds_every_pair() -> None:
