@@ -79,8 +79,14 @@ struct Probe {
     for (int32_t s = 0; s < num_sequences; ++s) {
       for (int32_t t = starts[s]; t < starts[s + 1]; ++t) sequence_of[static_cast<size_t>(t)] = s;
     }
-    const QuireBatch batch{num_tokens,       num_sequences,  0,           width,  nullptr,
-                           positions.data(), starts.data(),  lengths.data(), table.data(), nullptr};
+    QuireBatch batch{};
+    batch.num_tokens = num_tokens;
+    batch.num_sequences = num_sequences;
+    batch.table_width = width;
+    batch.positions = positions.data();
+    batch.query_start = starts.data();
+    batch.context_len = lengths.data();
+    batch.page_table = table.data();
     std::vector<float> q(static_cast<size_t>(num_tokens * q_width)), out(q);
     quire::rope_store(*pool, kv, batch, sequence_of.data(), layer, rope.data(), num_heads, qkv.data(), q.data());
     std::memset(out.data(), 0xff, out.size() * sizeof(float));
@@ -95,8 +101,14 @@ struct Probe {
     const auto positions = many<int32_t>(num_tokens), starts = many<int32_t>(num_sequences + 1);
     const auto lengths = many<int32_t>(num_sequences);
     const auto table = many<int32_t>(static_cast<int64_t>(num_sequences) * width);
-    const QuireBatch batch{num_tokens,       num_sequences,  0,           width,  nullptr,
-                           positions.data(), starts.data(),  lengths.data(), table.data(), nullptr};
+    QuireBatch batch{};
+    batch.num_tokens = num_tokens;
+    batch.num_sequences = num_sequences;
+    batch.table_width = width;
+    batch.positions = positions.data();
+    batch.query_start = starts.data();
+    batch.context_len = lengths.data();
+    batch.page_table = table.data();
     quire::AttentionPlan plan;
     quire::plan_attention(batch, {kv.page_size, num_heads, kv.num_kv_heads, window, chunk, pool->num_threads()},
                           plan);
