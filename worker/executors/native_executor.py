@@ -9,6 +9,7 @@ or by thread.
 import hashlib
 import os
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -136,6 +137,8 @@ class NativeExecutor:
         self._max_rows = 0
         self._is_allocated = False
         self._logits = np.empty((0, config.vocab_size), np.float32)
+        self._under_way: deque[Launched] = deque()
+        """Kept, whoever forgets them: the library reads their arrays until they have ended."""
 
     @property
     def profile(self) -> ModelProfile:
@@ -200,12 +203,18 @@ class NativeExecutor:
                 # The step reads what would be gone.
                 self._library.call("wait", self._engine, number)
                 raise
-            return Launched(step, draw)
+        launched = Launched(step, draw)
+        self._under_way.append(launched)
+        return launched
 
     def collect(self, launched: Launched) -> StepResult:
         """Wait for the oldest step under way (see `OverlappingExecutor.collect`)."""
+        assert launched is self._under_way[0], "the oldest step is collected first"
         with _faults():
-            self._library.check("wait", self._engine, launched.draw.number)
+            try:
+                self._library.check("wait", self._engine, launched.draw.number)
+            finally:
+                self._under_way.popleft()
         return launched.draw.result()
 
     def close(self) -> None:
