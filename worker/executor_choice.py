@@ -59,8 +59,9 @@ class Opened:
 def open_executor(config: WorkerConfig, find: Callable[[], Device] = find_device) -> Opened:
     """Load the model that `config` names into the executor that it asks for.
 
-    `auto` takes Triton where there is a GPU, else the native executor, and torch where there is no compiler
-    or an operation is lacking. Whatever is here and cannot be used is said once.
+    `auto` takes Triton where there is a GPU, else the native executor, and torch, with KV in float32 whatever
+    was asked, where there is no compiler or an operation is lacking. Whatever is here and cannot be used is
+    said once.
 
     Args:
         find: Returns the GPU to use, or raises `NoDevice`.
@@ -84,8 +85,10 @@ def open_executor(config: WorkerConfig, find: Callable[[], Device] = find_device
     except (NoCompiler, UnsupportedOperation) as exc:
         if config.executor is ExecutorKind.NATIVE or not has_module("torch"):
             raise FatalError(str(exc)) from exc
-        _log.warning("torch_serves_instead_of_native", because=str(exc))
-    return Opened(_load_torch(config, artifact))
+        kv = KvFormat.F32.value
+        _log.warning("torch_serves_instead_of_native", because=str(exc), kv_format=kv)
+    # A format that only the native executor keeps must not end in "take --executor native": it cannot be had.
+    return Opened(_load_torch(replace(config, kv_format=None), artifact))
 
 
 def _device_of(config: WorkerConfig, find: Callable[[], Device]) -> Device | None:

@@ -70,6 +70,16 @@ def test_torch_serves_where_there_is_no_compiler_and_that_is_said_once(model: Pa
     assert "no g++" in line["because"]
 
 
+@pytest.mark.usefixtures("no_compiler")
+def test_torch_as_a_fallback_serves_float32_kv_and_says_so_once(model: Path) -> None:
+    with capture_logs() as logs:
+        opened = open_executor(config(model, kv_format=KvFormat.INT8))
+    assert opened.executor.profile.executor == "torch"
+    (line,) = [log for log in logs if log["event"] == "torch_serves_instead_of_native"]
+    assert line["kv_format"] == "f32"
+    assert "no g++" in line["because"]
+
+
 @pytest.mark.usefixtures("no_compiler", "no_torch")
 def test_without_compiler_and_torch_one_line_names_both_remedies(model: Path) -> None:
     with pytest.raises(FatalError, match=r"install g\+\+.*pip install 'quire\[torch\]'") as raised:
