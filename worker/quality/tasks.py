@@ -12,7 +12,8 @@ from enum import StrEnum
 
 from worker.quality.code_check import passes
 
-PER_KIND = 48
+PER_KIND = 54
+"""Four kinds are more than 200 tasks: a model that is at home in no Chinese is still held to enough."""
 
 
 class TaskKind(StrEnum):
@@ -125,6 +126,12 @@ _FUNCTIONS: list[tuple[str, str, list[tuple[str, str]]]] = [
     ("swap(pair)", "takes a tuple of two and returns it swapped", [("swap((1, 2))", "(2, 1)")]),
     ("clamp(x, low, high)", "limits x to between low and high", [("clamp(9, 0, 5)", "5")]),
     ("countdown(n)", "returns the list of numbers from n down to 1", [("countdown(3)", "[3, 2, 1]")]),
+    ("is_negative(x)", "returns True if x is less than zero", [("is_negative(-2)", "True")]),
+    ("is_empty(items)", "returns True if the list items is empty", [("is_empty([])", "True")]),
+    ("increment(n)", "returns n plus one", [("increment(6)", "7"), ("increment(-1)", "0")]),
+    ("sum_to(n)", "returns the sum of the whole numbers from 1 to n", [("sum_to(4)", "10")]),
+    ("product(items)", "returns the product of the list items", [("product([2, 3, 4])", "24")]),
+    ("without_spaces(s)", "returns the string s without spaces", [("without_spaces('a b c')", "'abc'")]),
 ]
 
 
@@ -211,6 +218,12 @@ _FACTS = [
     ("How many legs does a spider have?", "8|eight"),
     ("What do bees make?", "honey"),
     ("What language is spoken in Mexico?", "Spanish"),
+    ("How many hours are in a day?", "24|twenty-four"),
+    ("What is the opposite of day?", "night"),
+    ("Which planet is known as the Red Planet?", "Mars"),
+    ("On which continent is Japan?", "Asia"),
+    ("What is a baby dog called?", "puppy|pup"),
+    ("Which season comes after winter?", "spring"),
 ]
 
 
@@ -243,6 +256,8 @@ _CHINESE_FACTS = [
     ("蜘蛛有几条腿？", "8|八"), ("人有几只手？", "2|两|二"), ("雪是什么颜色的？", "白"),
     ("天空是什么颜色的？", "蓝"), ("草是什么颜色的？", "绿"), ("猫的英文是什么？", "cat"),
     ("狗的英文是什么？", "dog"), ("水的英文是什么？", "water"),
+    ("德国的首都是哪里？", "柏林"), ("“上”的反义词是什么？", "下"), ("一天有多少个小时？", "24|二十四"),
+    ("人用什么器官看东西？", "眼"), ("冬天过后是什么季节？", "春"), ("书的英文是什么？", "book"),
 ]  # fmt: skip
 
 

@@ -18,8 +18,8 @@ def find(kind: TaskKind, words: str) -> Task:
 def test_there_are_enough_of_every_kind_and_they_never_change() -> None:
     counts = Counter(task.kind for task in TASKS)
     assert set(counts) == set(TaskKind)
-    assert sum(counts.values()) >= 200
-    assert min(counts.values()) >= 40
+    # A kind that a baseline cannot do leaves 200 of the others.
+    assert sum(counts.values()) - max(counts.values()) >= 200
     assert [task.question for task in TASKS] == [task.question for task in all_tasks()]
 
 
