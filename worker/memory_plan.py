@@ -1,14 +1,12 @@
-"""Says what a model needs in memory before it is loaded, and what to change where that is too much.
+"""Says what a model needs in memory before it is loaded.
 
-Knows plans, formats and arithmetic; knows nothing of files, devices or a running worker.
+Knows plans, formats and arithmetic; knows nothing of files, devices or a running worker, nor of what to
+change where it is too much: `memory_changes` does.
 """
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import product
 from math import prod
-from typing import TypeVar
 
 from services.domain.capacity import pages_for
 from services.domain.kv_layout import KvFormat, KvLayout
@@ -42,9 +40,6 @@ class WeightStorage(StrEnum):
     def bits(self) -> float:
         """Bits of one number, its share of the group's scale and offset included."""
         return {"f32": 32.0, "bf16": 16.0, "int8": 8 + 32 / _GROUP, "int4": 4 + 32 / _GROUP}[self.value]
-
-
-Format = TypeVar("Format", WeightStorage, KvFormat)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +131,7 @@ def plan_memory(plan: Plan, setup: Setup, budget_bytes: int) -> MemoryPlan:
         budget_bytes: Memory that the worker may take, or the rank.
     """
     load = setup.workload
-    weights = _weight_bytes(plan, setup)
+    weights = bytes_of_weights(plan, setup)
     page_bytes = page_bytes_of(plan, setup.kv, load.page_size)
     sequence_bytes = page_bytes * pages_for(load.prompt_tokens + load.output_tokens, load.page_size)
     longest_bytes = page_bytes * pages_for(load.context_tokens, load.page_size)
@@ -150,21 +145,21 @@ def plan_memory(plan: Plan, setup: Setup, budget_bytes: int) -> MemoryPlan:
         kv_bytes=kv,
         activation_bytes=-(-arena // _HUGE_PAGE) * _HUGE_PAGE + _exchange_bytes(plan, rows, num_logits),
         logits_bytes=_FLOAT_BYTES * num_logits * plan.slots[plan.output].width,
-        table_bytes=load.context_tokens * _position_bytes(plan),
+        table_bytes=load.context_tokens * position_bytes(plan),
         process_bytes=PROCESS_BYTES,
         headroom_bytes=0,
         budget_bytes=budget_bytes,
         num_sequences=0,
     )
-    room = _room(found)
+    left_bytes = room(found)
     return replace(
         found,
         headroom_bytes=int(HEADROOM * found.used_bytes),
-        num_sequences=max(0, room // sequence_bytes) if room >= longest_bytes else 0,
+        num_sequences=max(0, left_bytes // sequence_bytes) if left_bytes >= longest_bytes else 0,
     )
 
 
-def _room(found: MemoryPlan) -> int:
+def room(found: MemoryPlan) -> int:
     """Return what the budget leaves for KV."""
     return int(found.budget_bytes / (1 + HEADROOM)) - found.fixed_bytes
 
@@ -185,91 +180,14 @@ def num_ranks(plan: Plan) -> int:
     return next((plan.slots[op.outputs[0]].width // plan.slots[op.inputs[0]].width for op in gathers), 1)
 
 
-def _position_bytes(plan: Plan) -> int:
+def position_bytes(plan: Plan) -> int:
     """Return what the rotations of one position take: a cosine and a sine for each pair, by table."""
     return _FLOAT_BYTES * sum(2 * len(rope.inverse_frequencies) for rope in plan.ropes)
 
 
-def changes_that_fit(plan: Plan, setup: Setup, budget_bytes: int) -> list[MemoryPlan]:
-    """Return what to change so that it fits, the smallest change first; empty when nothing helps.
-
-    Each is the least step in one of KV format, weight format, requests at once and context. Less precise
-    numbers come first, because they take nothing from callers that is not measured. Only where no single
-    one is enough, one plan combines them, formats before requests before context.
-    """
-    single = [found for found in _single_changes(plan, setup, budget_bytes) if found and found.fits]
-    return single or _combined(plan, setup, budget_bytes)
-
-
-def _single_changes(plan: Plan, setup: Setup, budget: int) -> Iterator[MemoryPlan | None]:
-    yield _first_that_fits(plan, (replace(setup, kv=kv) for kv in _narrower(setup.kv)), budget)
-    yield _first_that_fits(plan, (_stored_as(setup, w) for w in _narrower(setup.weights)), budget)
-    yield _with_fewer_requests(plan, setup, budget)
-    yield _with_less_context(plan, setup, budget)
-
-
-def _combined(plan: Plan, setup: Setup, budget: int) -> list[MemoryPlan]:
-    formats = [
-        replace(_stored_as(setup, weights), kv=kv)
-        for kv, weights in product(
-            (setup.kv, *_narrower(setup.kv)), (setup.weights, *_narrower(setup.weights))
-        )
-    ]
-    formats.sort(key=lambda one: _weight_bytes(plan, one) + page_bytes_of(plan, one.kv, 16), reverse=True)
-    smallest = formats[-1]
-    shortest = replace(
-        smallest, workload=replace(smallest.workload, context_tokens=_shortest(setup.workload))
-    )
-    found = (
-        _first_that_fits(plan, formats, budget)
-        or _with_fewer_requests(plan, smallest, budget)
-        or _with_fewer_requests(plan, shortest, budget)
-    )
-    return [found] if found else []
-
-
-def _with_fewer_requests(plan: Plan, setup: Setup, budget: int) -> MemoryPlan | None:
-    fits = plan_memory(plan, setup, budget).num_sequences
-    if not fits:
-        return None
-    fewer = replace(setup.workload, concurrency=min(fits, setup.workload.concurrency))
-    return plan_memory(plan, replace(setup, workload=fewer), budget)
-
-
-def _with_less_context(plan: Plan, setup: Setup, budget: int) -> MemoryPlan | None:
-    """Shorten the context as far as one sequence's pages must; it never goes under prompt + output."""
-    load = setup.workload
-    now = plan_memory(plan, setup, budget)
-    # A page of tokens takes its KV and its rotations.
-    rotations = load.page_size * _position_bytes(plan)
-    pages = (_room(now) + now.table_bytes) // (page_bytes_of(plan, setup.kv, load.page_size) + rotations)
-    context = min(load.context_tokens, pages * load.page_size)
-    if context < _shortest(load):
-        return None
-    return plan_memory(plan, replace(setup, workload=replace(load, context_tokens=context)), budget)
-
-
-def _stored_as(setup: Setup, weights: WeightStorage) -> Setup:
-    return setup if weights is setup.weights else replace(setup, weights=weights, shipped_bytes=None)
-
-
-def _weight_bytes(plan: Plan, setup: Setup) -> int:
+def bytes_of_weights(plan: Plan, setup: Setup) -> int:
+    """Return what the weights take: what is known of their files, else by format."""
     return weights_of(plan, setup.weights) if setup.shipped_bytes is None else setup.shipped_bytes
-
-
-def _shortest(load: Workload) -> int:
-    return load.prompt_tokens + load.output_tokens
-
-
-def _first_that_fits(plan: Plan, setups: Iterable[Setup], budget: int) -> MemoryPlan | None:
-    plans = (plan_memory(plan, setup, budget) for setup in setups)
-    return next((found for found in plans if found.fits), None)
-
-
-def _narrower(now: Format) -> list[Format]:
-    """Return the formats that take less than `now`, widest first."""
-    formats = list(type(now))
-    return formats[formats.index(now) + 1 :]
 
 
 def weights_of(plan: Plan, storage: WeightStorage) -> int:

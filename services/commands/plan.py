@@ -19,12 +19,12 @@ from worker.engine.config import MAX_SCORED_TOKENS
 from worker.executors.native.packed_size import packed_bytes
 from worker.executors.weights.loader import open_model, shard_model
 from worker.executors.weights.packed.scheme import read_scheme
+from worker.memory_changes import changes_that_fit
 from worker.memory_plan import (
     MemoryPlan,
     Setup,
     WeightStorage,
     Workload,
-    changes_that_fit,
     nearest_storage,
     num_ranks,
     plan_memory,
@@ -35,6 +35,8 @@ from worker.plan.op import Plan
 from worker.plan.shard import CannotShard, shard
 
 _EXIT_TOO_LITTLE = 1
+_QUANTIZED = (WeightStorage.INT8, WeightStorage.INT4)
+"""What `quire quantize` writes."""
 _STORAGE_OF_BITS = {16: WeightStorage.BF16, 8: WeightStorage.INT8, 4: WeightStorage.INT4}
 
 
@@ -67,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
         shared = {"ranks": num_ranks(plan), "num_kv_heads": plan.num_kv_heads}
         print_json(_as_map(wanted) | shared | {"changes": [_as_map(change) for change in changes]})
     else:
-        _show(plan, setup, wanted, changes)
+        _show(args.model, plan, wanted, changes)
     return 0 if wanted.fits else _EXIT_TOO_LITTLE
 
 
@@ -151,8 +153,8 @@ def _model(name: str, size: int) -> tuple[Plan, int, int | WeightStorage]:
     return model.plan, model.config.max_positions, shipped
 
 
-def _show(plan: Plan, setup: Setup, wanted: MemoryPlan, changes: Sequence[MemoryPlan]) -> None:
-    load = setup.workload
+def _show(model: str, plan: Plan, wanted: MemoryPlan, changes: Sequence[MemoryPlan]) -> None:
+    setup, load = wanted.setup, wanted.setup.workload
     screen = console()
     ranks = num_ranks(plan)
     table = Table("what", "takes", "how", box=None, pad_edge=False)
@@ -180,7 +182,7 @@ def _show(plan: Plan, setup: Setup, wanted: MemoryPlan, changes: Sequence[Memory
     screen.print(table)
     screen.print(_verdict(wanted))
     for index, change in enumerate(changes):
-        screen.print(f"{'it fits with' if not index else 'or with'} {_difference(setup, change)}")
+        screen.print(f"{'it fits with' if not index else 'or with'} {_difference(model, setup, change)}")
     if not wanted.fits and not changes:
         screen.print("no format, context or concurrency makes it fit: take a smaller model or more memory")
 
@@ -196,19 +198,36 @@ def _verdict(wanted: MemoryPlan) -> str:
     )
 
 
-def _difference(setup: Setup, change: MemoryPlan) -> str:
-    now, then = setup, change.setup
+def _difference(model: str, now: Setup, change: MemoryPlan) -> str:
+    """Say what differs as flags of this command, and how a person gets there."""
+    then, old_load, load = change.setup, now.workload, change.setup.workload
+    # The worker has no flag for weights: it computes with what the files hold.
+    source = "MODEL" if model.endswith(".json") else model
+    stored = f"quire quantize {source} --to {then.weights} -o OUT"
+    if then.weights not in _QUANTIZED:
+        stored = f"weights stored in {then.weights}"
     parts = [
-        f"{flag} {new}"
-        for flag, old, new in (
-            ("--kv", now.kv, then.kv),
-            ("--weights", now.weights, then.weights),
-            ("--concurrency", now.workload.concurrency, then.workload.concurrency),
-            ("--context", now.workload.context_tokens, then.workload.context_tokens),
+        (f"{flag} {new}", way)
+        for flag, old, new, way in (
+            ("--kv", now.kv, then.kv, f"a worker's --kv-format {then.kv}"),
+            ("--weights", now.weights, then.weights, stored),
+            (
+                "--concurrency",
+                old_load.concurrency,
+                load.concurrency,
+                f"a worker's --max-sequences {load.concurrency}",
+            ),
+            (
+                "--context",
+                old_load.context_tokens,
+                load.context_tokens,
+                f"a worker's --max-context-tokens {load.context_tokens}",
+            ),
         )
         if old != new
     ]
-    return f"{' '.join(parts)} ({_size(change.total_bytes)})"
+    flags, ways = zip(*parts, strict=True)
+    return f"{' '.join(flags)} ({_size(change.total_bytes)}): {', '.join(ways)}"
 
 
 def _as_map(found: MemoryPlan) -> dict[str, object]:

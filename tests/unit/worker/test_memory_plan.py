@@ -1,8 +1,10 @@
 """`quire plan`'s arithmetic: what is added up, what fits, and what is proposed where nothing does."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,12 +12,12 @@ from services.chassis.fatal import ConfigError, FatalError
 from services.commands.plan import main
 from services.domain.kv_layout import KvFormat
 from tests.unit.executors.tiny_models import make_model, save_folder
+from worker.memory_changes import changes_that_fit
 from worker.memory_plan import (
     PROCESS_BYTES,
     Setup,
     WeightStorage,
     Workload,
-    changes_that_fit,
     num_ranks,
     page_bytes_of,
     plan_memory,
@@ -84,21 +86,45 @@ def test_as_many_sequences_fit_as_it_says_and_no_more() -> None:
 @pytest.mark.parametrize(
     ("budget_mb", "first"),
     [
+        # One request of 32 is less than half the precision of anything.
+        (1900, {"workload": replace(LOAD, concurrency=31)}),
         (1500, {"kv": KvFormat.INT8}),
-        (700, {"workload": 8}),
+        (700, {"workload": replace(LOAD, concurrency=5)}),
     ],
 )
-def test_the_smallest_change_comes_first_and_fits(budget_mb: int, first: dict[str, object]) -> None:
+def test_the_smallest_change_comes_first_and_fits(budget_mb: int, first: dict[str, Any]) -> None:
     budget = budget_mb * 10**6
     assert not plan_memory(PLAN, SETUP, budget).fits
     changes = changes_that_fit(PLAN, SETUP, budget)
     assert all(change.fits for change in changes)
-    chosen = changes[0].setup
-    if "kv" in first:
-        assert (chosen.kv, chosen.weights, chosen.workload) == (first["kv"], SETUP.weights, LOAD)
-    else:
-        assert (chosen.kv, chosen.weights) == (SETUP.kv, SETUP.weights)
-        assert 1 <= chosen.workload.concurrency < 32
+    assert changes[0].setup == replace(SETUP, **first)
+
+
+@pytest.mark.parametrize("weights", [WeightStorage.INT8, WeightStorage.INT4])
+@pytest.mark.parametrize("shipped_bytes", [None, 300_000_000])
+def test_narrower_weights_come_first_where_they_alone_take_least(
+    weights: WeightStorage, shipped_bytes: int | None
+) -> None:
+    # A quarter of the requests is the other way, and there is no narrower KV.
+    setup = replace(
+        SETUP, kv=KvFormat.INT8, workload=replace(LOAD, concurrency=4), shipped_bytes=shipped_bytes
+    )
+    wanted = replace(setup, weights=weights, shipped_bytes=None)
+    changes = changes_that_fit(PLAN, setup, plan_memory(PLAN, wanted, 0).total_bytes)
+    assert changes[0].setup == wanted
+
+
+def test_the_command_says_how_each_change_is_made(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    assert main([str(path), "--memory", "1.8GB", "--context", "4096", "--kv", "bf16"]) == 1
+    shown = " ".join(capsysbinary.readouterr().out.decode().split())
+    assert re.search(r"it fits with --concurrency 29 \(.*?\): a worker's --max-sequences 29 or with ", shown)
+    assert re.search(r"or with --kv int8 \(.*?\): a worker's --kv-format int8 or with ", shown)
+    # A worker has no such flag.
+    assert re.search(r"or with --weights int4 \(.*?\): quire quantize MODEL --to int4 -o OUT$", shown)
 
 
 def test_a_long_context_alone_is_shortened_only_as_far_as_it_must() -> None:
