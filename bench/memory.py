@@ -3,7 +3,7 @@
 For each model a suite with one native worker whose KV pool is the plan's. As many requests as the plan has
 together, each with a prompt of its own, touch every page, and one is scored (`echo`) beside the others; then
 the worker's resident memory stands beside the plan without its headroom, and what it takes besides weights
-and KV. `--concurrency 64` is 64k tokens of KV.
+and KV. `--concurrency 64` is 64k tokens of KV. Exits 1 where a plan is more than 5 % off.
 """
 
 import argparse
@@ -19,6 +19,8 @@ from bench.suite import suite
 from services.client import AsyncClient
 
 PROMPT_TOKENS, OUTPUT_TOKENS, CONTEXT = 992, 32, 2048
+LARGEST_ERROR = 0.05
+"""Of what a worker uses: how far `quire plan` may be off."""
 PARTS = ("weight", "kv", "activation", "logits", "table", "process")
 
 
@@ -61,26 +63,36 @@ async def _fill(target: str, name: str, concurrency: int) -> None:
         await asyncio.gather(*(one(client, prompt) for prompt in cached), one(client, last, is_scored=True))
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Print a line for each model."""
+def is_within(asked_bytes: int, used_bytes: int) -> bool:
+    """Whether a plan of `asked_bytes` is as near to what was used as it must be."""
+    return abs(asked_bytes - used_bytes) <= LARGEST_ERROR * used_bytes
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print a line for each model; return 1 where one of them is planned too far off."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="+", help="known name, model folder or GGUF file")
     parser.add_argument("--concurrency", type=int, default=16, help="requests of 1,024 tokens at once [16]")
     args = parser.parse_args(argv)
+    missed = 0
     for model in args.model:
         plan = planned(model, args.concurrency)
         asked = plan["total_bytes"] - plan["headroom_bytes"]
         took = used(model, args.concurrency, plan["kv_bytes"])
         parts = ", ".join(f"{part} {plan[f'{part}_bytes'] / 1e6:.1f}" for part in PARTS)
         rest = took - plan["weight_bytes"] - plan["kv_bytes"]
+        is_off = not is_within(asked, took)
+        missed += is_off
         print(
             f"{Path(model).name:32} planned {asked / 1e6:7.1f} MB ({parts}), used {took / 1e6:7.1f} MB,"
-            f" planned / used {asked / took:.3f}; used is weights + KV + {rest / 1e6:.1f} MB",
+            f" planned / used {asked / took:.3f}; used is weights + KV + {rest / 1e6:.1f} MB"
+            f"{' MISSED' if is_off else ''}",
             flush=True,
         )
+    return int(missed > 0)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
