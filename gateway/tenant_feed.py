@@ -59,19 +59,23 @@ class TenantFeed:
         """
         directory = self.directory
         while True:
-            seen = (directory.store, directory.version)
+            seen = self._seen()
             entries = await self._log.since(*seen)
-            if entries is None:
-                directory.replace(await self._log.load())
-                break
-            if seen == (directory.store, directory.version):
+            stored = await self._log.load() if entries is None else None
+            if seen != self._seen():
+                continue  # Another call was quicker; what came here may be in already, or older.
+            if entries is not None:
                 directory.apply(entries)
                 break
-            # Another call was quicker; what came here may be in already.
+            if stored is not None:
+                if stored.store == directory.store and stored.version <= directory.version:
+                    _log.warning("tenant_edits_lost", version=directory.version, now=stored.version)
+                directory.replace(stored)
+                break
         if directory.problems and directory.problems != self._told:
             _log.error("tenants_unusable", problems=directory.problems[:20])
         self._told = directory.problems
-        if seen != (directory.store, directory.version):
+        if seen != self._seen():
             _log.info("tenants_changed", version=directory.version, num_tenants=len(directory.book))
 
     async def change(self, work_out: Callable[[], Edit], *, who: str, dry_run: bool = False) -> Edit:
@@ -93,6 +97,7 @@ class TenantFeed:
                     who=who,
                     store=self.directory.store,
                     version=self.directory.version,
+                    mark=self.directory.mark,
                     kv_caps=None if edit.book is None else self._caps(edit.book),
                 )
             except StaleChange:
@@ -117,6 +122,9 @@ class TenantFeed:
                     _log.warning("tenants_not_followed", version=self.directory.version)
                 is_up = False
             await next_tick(ASK_EVERY_S)
+
+    def _seen(self) -> tuple[str, int, str]:
+        return self.directory.store, self.directory.version, self.directory.mark
 
     def _caps(self, book: TenantBook) -> str:
         """Return what the kvmanager must know besides the file, which it reads itself."""

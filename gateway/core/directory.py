@@ -46,6 +46,8 @@ class Entry:
 
     version: int
     """Counts all changes of a store from 1."""
+    mark: str = ""
+    """Drawn for each commit: tells this change from another one that has its number after a failover."""
     who: str
     at: float
     """Seconds since 1970 by the store's clock."""
@@ -59,6 +61,8 @@ class Stored:
     store: str = ""
     """Drawn with the first change; empty before. Another one is another store."""
     version: int = 0
+    mark: str = ""
+    """Of the last change."""
     tenants: Mapping[str, Document] = field(default_factory=dict)
     keys: Mapping[str, Document] = field(default_factory=dict)
 
@@ -76,6 +80,7 @@ class TenantDirectory:
         self._declared_keys = {key.id: key for key in keys}
         self.store = ""
         self.version = 0
+        self.mark = ""
         self._tenants: dict[TenantId, Tenant] = {}
         self._keys: dict[str, ApiKey] = {}
         self.book = self.declared
@@ -106,7 +111,7 @@ class TenantDirectory:
     def replace(self, stored: Stored) -> None:
         """Take a store's whole state. A store that lost everything changes nothing but the version."""
         self.problems = []
-        self.store, self.version = stored.store, stored.version
+        self.store, self.version, self.mark = stored.store, stored.version, stored.mark
         if not stored.store and (self._tenants or self._keys):
             self.problems.append("the store is empty: what it held before goes on")
             return
@@ -125,7 +130,7 @@ class TenantDirectory:
         self.problems = []
         for entry in entries:
             assert entry.version == self.version + 1, "a change was left out"
-            self.version = entry.version
+            self.version, self.mark = entry.version, entry.mark
             self._put(entry.change.kind, entry.change.id, entry.change.after)
         self._refresh()
 

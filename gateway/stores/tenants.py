@@ -26,6 +26,7 @@ _TAG = HEAD_KEY.rpartition(":")[0]
 TENANTS_KEY, KEYS_KEY, AUDIT_KEY, USED_KEY = (
     f"{_TAG}:{name}" for name in ("documents", "keys", "audit", "used")
 )
+_HEAD = ("HMGET", HEAD_KEY, "store", "version", "mark")
 
 
 class TenantLog(Protocol):
@@ -39,17 +40,29 @@ class TenantLog(Protocol):
         """Return everything."""
         ...
 
-    async def since(self, store: str, version: int) -> list[Entry] | None:
-        """Return the changes after `version`, oldest first; None: they are not known, so load anew."""
+    async def since(self, store: str, version: int, mark: str) -> list[Entry] | None:
+        """Return the changes after `version`, oldest first; None: they are not known, so load anew.
+
+        Args:
+            mark: Of the change that led to `version`. The store has another one there, or none, when it was
+                put back to an earlier state (a failover, an older file) and has gone another way since.
+        """
         ...
 
     async def commit(
-        self, changes: Sequence[Change], *, who: str, store: str, version: int, kv_caps: str | None = None
+        self,
+        changes: Sequence[Change],
+        *,
+        who: str,
+        store: str,
+        version: int,
+        mark: str,
+        kv_caps: str | None = None,
     ) -> list[Entry]:
         """Make all changes or none.
 
         Args:
-            version: The state that the changes were made from.
+            store, version, mark: The state that the changes were made from.
             kv_caps: What the kvmanager is to enforce from now on; None leaves it.
 
         Raises:
@@ -80,41 +93,54 @@ class RedisTenantLog:
     async def load(self) -> Stored:
         # The head first: what is newer than it comes again with the changes, which is harmless.
         head, tenants, keys = await self._redis.pipeline(
-            [("HMGET", HEAD_KEY, "store", "version"), ("HGETALL", TENANTS_KEY), ("HGETALL", KEYS_KEY)],
+            [_HEAD, ("HGETALL", TENANTS_KEY), ("HGETALL", KEYS_KEY)],
             limit_s=LIMIT_S,
         )
-        store, version = _head(head)
+        store, version, mark = _head(head)
         if not store:
             return Stored()
-        return Stored(store=store, version=version, tenants=_documents(tenants), keys=_documents(keys))
+        return Stored(
+            store=store, version=version, mark=mark, tenants=_documents(tenants), keys=_documents(keys)
+        )
 
-    async def since(self, store: str, version: int) -> list[Entry] | None:
+    async def since(self, store: str, version: int, mark: str) -> list[Entry] | None:
         entries: list[Entry] = []
         while True:
-            known = version + len(entries)
+            # From the last known one on: it must be there as it was.
             head, found = await self._redis.pipeline(
-                [
-                    ("HMGET", HEAD_KEY, "store", "version"),
-                    ("XRANGE", AUDIT_KEY, f"({known}-0", "+", "COUNT", MAX_ENTRIES),
-                ],
-                limit_s=LIMIT_S,
+                [_HEAD, ("XRANGE", AUDIT_KEY, f"{version}-0", "+", "COUNT", MAX_ENTRIES)], limit_s=LIMIT_S
             )
-            if _head(head)[0] != store:
+            its_store, *newest = _head(head)
+            if its_store != store:
                 return None
+            if newest == [version, mark]:
+                return entries
             more = [_entry(one) for one in found]
-            if [one.version for one in more] != list(range(known + 1, known + 1 + len(more))):
-                return None  # Somebody trimmed the stream.
+            if version:
+                if not more or (more[0].version, more[0].mark) != (version, mark):
+                    return None  # Put back to an earlier state, or somebody trimmed the stream.
+                more = more[1:]
+            if not more or [one.version for one in more] != list(range(version + 1, version + 1 + len(more))):
+                return None
             entries += more
-            if len(more) < MAX_ENTRIES:
-                return entries if version + len(entries) >= _head(head)[1] else None
+            version, mark = more[-1].version, more[-1].mark
 
     async def commit(
-        self, changes: Sequence[Change], *, who: str, store: str, version: int, kv_caps: str | None = None
+        self,
+        changes: Sequence[Change],
+        *,
+        who: str,
+        store: str,
+        version: int,
+        mark: str,
+        kv_caps: str | None = None,
     ) -> list[Entry]:
+        fresh = secrets.token_hex(8)
         asked = {
             "store": store,
             "version": version,
-            "fresh": secrets.token_hex(8),
+            "mark": mark,
+            "fresh": fresh,
             "who": who,
             "caps": kv_caps,
             "changes": [
@@ -138,7 +164,7 @@ class RedisTenantLog:
             raise StaleChange("somebody else has changed tenants or keys meanwhile")
         last, at = int(rest[1]), int(rest[2]) / 1000
         return [
-            Entry(version=last - len(changes) + 1 + index, who=who, at=at, change=change)
+            Entry(version=last - len(changes) + 1 + index, mark=fresh, who=who, at=at, change=change)
             for index, change in enumerate(changes)
         ]
 
@@ -159,9 +185,9 @@ class RedisTenantLog:
         return {key: float(at) for key, at in zip(keys, found, strict=True) if at is not None}
 
 
-def _head(reply: Sequence[bytes | None]) -> tuple[str, int]:
-    store, version = reply
-    return (store or b"").decode(), int(version or 0)
+def _head(reply: Sequence[bytes | None]) -> tuple[str, int, str]:
+    store, version, mark = reply
+    return (store or b"").decode(), int(version or 0), (mark or b"").decode()
 
 
 def _documents(reply: Sequence[bytes]) -> dict[str, Document]:
@@ -180,6 +206,7 @@ def _entry(reply: Any) -> Entry:
     )
     return Entry(
         version=int(entry_id.partition(b"-")[0]),
+        mark=fields.get("mark", b"").decode(),
         who=fields["who"].decode(),
         at=int(fields["at"]) / 1000,
         change=change,

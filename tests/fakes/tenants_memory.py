@@ -28,22 +28,31 @@ class MemoryTenantLog:
         return Stored(
             store=self._store,
             version=len(self._entries),
+            mark=self._mark(),
             tenants=dict(self._documents[Kind.TENANT]),
             keys=dict(self._documents[Kind.KEY]),
         )
 
-    async def since(self, store: str, version: int) -> list[Entry] | None:
+    async def since(self, store: str, version: int, mark: str) -> list[Entry] | None:
         self._answer()
-        return self._entries[version:] if store == self._store else None
+        is_known = version <= len(self._entries) and self._mark(version) == mark
+        return self._entries[version:] if store == self._store and is_known else None
 
     async def commit(
-        self, changes: Sequence[Change], *, who: str, store: str, version: int, kv_caps: str | None = None
+        self,
+        changes: Sequence[Change],
+        *,
+        who: str,
+        store: str,
+        version: int,
+        mark: str,
+        kv_caps: str | None = None,
     ) -> list[Entry]:
         self._answer()
-        if (store, version) != (self._store, len(self._entries)):
+        if (store, version, mark) != (self._store, len(self._entries), self._mark()):
             raise StaleChange("somebody else has changed tenants or keys meanwhile")
         self._store = store or secrets.token_hex(8)
-        at, made = round(time.time(), 3), []
+        at, mark, made = round(time.time(), 3), secrets.token_hex(8), []
         for change in changes:
             documents = self._documents[change.kind]
             if change.after is None:
@@ -51,7 +60,7 @@ class MemoryTenantLog:
                 self._used.pop(change.id, None)
             else:
                 documents[change.id] = change.after
-            made.append(Entry(version=len(self._entries) + 1, who=who, at=at, change=change))
+            made.append(Entry(version=len(self._entries) + 1, mark=mark, who=who, at=at, change=change))
             self._entries.append(made[-1])
         self.kv_caps = kv_caps or self.kv_caps
         return made
@@ -68,6 +77,11 @@ class MemoryTenantLog:
     async def last_used(self, keys: Sequence[str]) -> dict[str, float]:
         self._answer()
         return {key: self._used[key] for key in keys if key in self._used}
+
+    def _mark(self, version: int | None = None) -> str:
+        """Return the mark of the change that led to `version`, or of the last one."""
+        entries = self._entries if version is None else self._entries[:version]
+        return entries[-1].mark if entries else ""
 
     def _answer(self) -> None:
         if self.is_down:
