@@ -16,7 +16,7 @@ from gateway.models import ModelBook, ServedModel
 from gateway.prompts import Prompt, PromptEncoder, Salts
 from services.artifacts.long_text import TooManyTokens
 from services.domain.degradation import Degraded, Step
-from services.domain.errors import InvalidField, NoWorker, UnknownModel
+from services.domain.errors import InvalidField, NotYours, NoWorker, UnknownModel
 from services.domain.generation import StopParams
 from services.domain.tenant import Tenant
 
@@ -60,17 +60,20 @@ async def fit(
     options = check(request, tenant, model.profile, seed, models.bands)
     step = model.state.steps.get(options.band, Step.NONE)
     held = unheld(step, model.state.batch_wait_s)
-    reductions = reductions_of(tenant.degradation, max(step, budget_step), model.local.name)
+    name = model.local.name
+    aliases = [alias for alias, meant in tenant.aliases.items() if meant == name]
+    reductions = reductions_of(tenant.degradation, max(step, budget_step), name, *aliases)
     if reductions.smaller_model is not None:
         try:
-            smaller = models.find(reductions.smaller_model)
+            smaller = models.find_for(tenant, reductions.smaller_model)
             options_there = check(request, tenant, smaller.profile, seed, models.bands)
             fitted = await _fit(request, tenant, salts, smaller, options_there, reductions, encoder)
-        except (InvalidField, NoWorker, UnknownModel):
-            pass  # What does not fit the smaller model is served by its own.
+        except (InvalidField, NotYours, NoWorker, UnknownModel):
+            pass  # What does not fit the smaller model, or may not call it, is served by its own.
         else:
-            moved = Degraded(Step.SMALLER_MODEL, model.local.name, smaller.local.name)
-            return dataclasses.replace(fitted, degraded=(*held, *fitted.degraded, moved))
+            # A ladder that is the parent's may name what is an alias of this very model here.
+            moved = [Degraded(Step.SMALLER_MODEL, name, smaller.local.name)] * (smaller.local.name != name)
+            return dataclasses.replace(fitted, degraded=(*held, *fitted.degraded, *moved))
     fitted = await _fit(request, tenant, salts, model, options, reductions, encoder)
     return dataclasses.replace(fitted, degraded=(*held, *fitted.degraded))
 

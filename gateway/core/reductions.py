@@ -25,15 +25,23 @@ class Reductions:
     smaller_model: str | None = None
 
 
-def reductions_of(policy: Degradation | None, step: Step, model: str) -> Reductions:
-    """Return what a request to `model` gets less of at `step`."""
+def reductions_of(policy: Degradation | None, step: Step, *names: str) -> Reductions:
+    """Return what a request gets less of at `step`.
+
+    Args:
+        names: What its tenant calls its model by, in the order in which `smaller_models` is asked.
+    """
     if policy is None:
         return Reductions()
     return Reductions(
         cap_output_tokens=policy.cap_output_tokens if step >= Step.CAP_OUTPUT else None,
         cut_prompt_tokens=policy.cut_prompt_tokens if step >= Step.CUT_CONTEXT else None,
-        smaller_model=policy.smaller_models.get(model) if step >= Step.SMALLER_MODEL else None,
+        smaller_model=_smaller(policy, names) if step >= Step.SMALLER_MODEL else None,
     )
+
+
+def _smaller(policy: Degradation, names: Iterable[str]) -> str | None:
+    return next((policy.smaller_models[name] for name in names if name in policy.smaller_models), None)
 
 
 def unheld(step: Step, batch_wait_s: float) -> list[Degraded]:

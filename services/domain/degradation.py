@@ -35,7 +35,8 @@ class Degradation:
     cut_prompt_tokens: int | None = None
     """Length that a prompt is cut to."""
     smaller_models: Mapping[str, str] = field(default_factory=dict)
-    """What serves a model's requests instead of it."""
+    """What serves a model's requests instead of it; both by name or by an alias of the tenant, which stays
+    with its own where it may not call the smaller one."""
     budget_at: float | None = None
     """Part of a soft budget, 1.0 for all of it, from which its requests get less although nothing is
     overloaded; None: budgets only warn."""

@@ -192,10 +192,13 @@ def _check_between_fields(tenant: Tenant) -> None:
         if model in tenant.aliases:
             raise refused(f"aliases.{alias}", "a model, not another alias", model, None)
         _check_known(f"aliases.{alias}", model, tenant.models)
+    callable_names = None if tenant.models is None else (*tenant.models, *tenant.aliases)
     if tenant.degradation is not None:
         for model, smaller in tenant.degradation.smaller_models.items():
-            _check_known(f"degradation.smaller_models.{model}", smaller, tenant.models)
-    callable_names = None if tenant.models is None else (*tenant.models, *tenant.aliases)
+            where = f"degradation.smaller_models.{model}"
+            _check_known(where, smaller, callable_names)
+            if tenant.aliases.get(smaller, smaller) == tenant.aliases.get(model, model):
+                raise refused(where, "another model than the one it stands for", smaller, None)
     for name in tenant.model_limits:
         _check_known(f"model_limits.{name}", name, callable_names)
 

@@ -64,6 +64,12 @@ def test_short_and_long_spellings_mean_the_same() -> None:
         ({"models": ["big"], "aliases": {"x": "bog"}}, "aliases.x", "may call", "big"),
         ({"aliases": {"x": "y", "y": "z"}}, "aliases.x", "not another alias", None),
         ({"models": ["big"], "model_limits": {"small": {}}}, "model_limits.small", "may call", None),
+        (
+            {"aliases": {"fast": "big"}, "degradation": {"smaller_models": {"big": "fast"}}},
+            "degradation.smaller_models.big",
+            "another model",
+            None,
+        ),
         ({"long_class": {"daily": {"tokens": 0}}}, "long_class.daily.tokens", "from 1", "1"),
         ({"prices": {"output_per_million": -0.5}}, "prices.output_per_million", "from 0", "0.0"),
         ({"max_concurency": 5}, "max_concurency", "did you mean", "max_concurrency"),
