@@ -18,6 +18,7 @@ from services.domain.document_values import nearest_name, refused
 from services.domain.errors import ErrorDetail, InvalidField, NameTaken, StaleChange
 from services.domain.ids import TenantId
 from services.domain.tenant import Tenant
+from services.domain.tenant_book import TenantBook
 from services.domain.tenant_document import (
     FIELDS,
     tenant_from_document,
@@ -227,7 +228,20 @@ class TenantAdmin:
             children = [one.id for one in self._directory.book.children(name) if one.id not in tenants]
             if after is None and children:
                 raise InvalidField("id", f"must be of a tenant without children, {name} has {children[0]}")
-        return Edit(changes, self._directory.book.replaced(tenants))
+        book = self._directory.book.replaced(tenants)
+        for name, after in tenants.items():
+            if after is not None and name in self._directory.book:
+                self._check_stays(name, book)
+        return Edit(changes, book)
+
+    def _check_stays(self, name: TenantId, after: TenantBook) -> None:
+        """Refuse to take a tenant to another organisation: its counters and its usage stay where they are, so
+        that its budgets would begin anew and what it used before would be in no report."""
+        known = self._directory.book.lineage(name)
+        organisation, parent = known[-1].id, after.lineage(name)[0].parent
+        if after.lineage(name)[-1].id != organisation:
+            rule = f"inside {name}'s organisation, {organisation}, where its counters and usage are"
+            raise refused("parent", rule, parent, known[0].parent)
 
 
 def _change(tenant: TenantId, before: Document | None, after: Document | None) -> Change:

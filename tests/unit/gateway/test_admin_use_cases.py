@@ -136,18 +136,44 @@ async def test_a_declaration_is_applied_whole_and_only_once(one: Gateway, log: M
 async def test_gateways_that_change_at_once_all_succeed_or_are_refused_for_the_whole(
     one: Gateway, other: Gateway, log: MemoryTenantLog
 ) -> None:
-    await one.admin.apply([{"id": "a"}, {"id": "b"}], delete_missing=False, etag="", who=WHO)
+    documents = [{"id": "org"}, {"id": "a", "parent": "org"}, {"id": "b", "parent": "org"}]
+    await one.admin.apply(documents, delete_missing=False, etag="", who=WHO)
     await asyncio.gather(
         one.admin.update({"id": "a", "weight": 3}, ["weight"], etag="", who=WHO),
         other.admin.update({"id": "a", "name": "A"}, ["name"], etag="", who=WHO),
     )
-    assert (await one.admin.get(A))[0].tenant == Tenant(id=A, weight=3, name="A")
+    assert (await one.admin.get(A))[0].tenant == Tenant(id=A, parent=TenantId("org"), weight=3, name="A")
     outcomes = await asyncio.gather(
         one.admin.update({"id": "a", "parent": "b"}, ["parent"], etag="", who=WHO),
         other.admin.update({"id": "b", "parent": "a"}, ["parent"], etag="", who=WHO),
         return_exceptions=True,
     )
     assert [isinstance(outcome, InvalidField) for outcome in outcomes].count(True) == 1
+
+
+async def test_a_tenant_stays_in_its_organisation_where_its_counters_are(
+    one: Gateway, log: MemoryTenantLog
+) -> None:
+    documents = [
+        {"id": "a"},
+        {"id": "unit", "parent": "a"},
+        {"id": "team", "parent": "a"},
+        {"id": "b"},
+    ]
+    await one.admin.apply(documents, delete_missing=False, etag="", who=WHO)
+    before = await log.load()
+    with pytest.raises(
+        InvalidField, match=r"parent: must be inside team's organisation, a, .*nearest valid: a"
+    ):
+        await one.admin.update({"id": "team", "parent": "b"}, ["parent"], etag="", who=WHO)
+    with pytest.raises(InvalidField, match="parent: must be inside team's organisation"):
+        await one.admin.update({"id": "team"}, ["parent"], etag="", who=WHO)
+    moved = [*documents[:3], {"id": "b", "parent": "a"}]
+    with pytest.raises(InvalidField, match="parent: must be inside b's organisation, b"):
+        await one.admin.apply(moved, delete_missing=False, etag="", who=WHO)
+    assert await log.load() == before
+    await one.admin.update({"id": "team", "parent": "unit"}, ["parent"], etag="", who=WHO)
+    assert (await one.admin.get(TenantId("team")))[0].tenant.parent == "unit"
 
 
 async def test_page_caps_are_published_with_the_change(one: Gateway, log: MemoryTenantLog) -> None:
