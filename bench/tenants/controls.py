@@ -6,10 +6,11 @@ Where the policy decides (long behind short, floors of bands) the table's other 
 from bench.tenants.check import Check
 from bench.tenants.doors import audit, budget_end, key_rotation, live_edit
 from bench.tenants.faults import breaker, quarantine, strangers
-from bench.tenants.ladder import every_step
+from bench.tenants.ladder import beside_a_flood, every_step
 
 CHECKS: dict[str, Check] = {
     "ladder, requests that felt each step": every_step,
+    "ladder, requests of a quiet tenant beside a flood": beside_a_flood,
     "edits under load that were felt elsewhere": live_edit,
     "a budget lowered mid-stream": budget_end,
     "a worker of NaN rows": breaker,

@@ -14,7 +14,9 @@ from bench.tenants.fleet import MODEL, UNBOUNDED, Ask, World
 from gateway.core.reductions import capped, reductions_of
 from scheduler.core.degrade import LadderRules
 from scheduler.core.fair_queue import FairPolicy
+from scheduler.core.fifo import FifoPolicy
 from scheduler.core.outputs import Output, Placed, Rejected
+from scheduler.core.policy import QueuePolicy
 from scheduler.core.rules import Rules
 from services.domain.degradation import Degradation, Step
 from services.domain.errors import Overloaded
@@ -25,18 +27,20 @@ WINDOW_S = 0.5
 LADDER = LadderRules(targets_s={Band.BATCH: 2.0}, rise_after_s=3.0, fall_after_s=5.0)
 RULES = replace(UNBOUNDED, batch_wait_s=WINDOW_S, ladder=LADDER)
 FLOOD_S, CALM_S, CALM_EVERY_S = 30.0, 200.0, 2.0
-AGREES, STRICT, LATE = "agrees", "strict", "late"
+AGREES, STRICT, LATE, QUIET = "agrees", "strict", "late", "quiet"
 
 
 class Degrading(World):
     """A world whose gateway gives a band that has degraded less, as far as its tenant agreed."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, policy: QueuePolicy | None = None) -> None:
         self.less: Counter[Step] = Counter()
         """Requests that felt a step."""
+        self.refused: Counter[str] = Counter()
+        """Requests that the ladder refused, by tenant."""
         self.less_of_strict = 0
         """Requests whose content was less although their tenant never agreed."""
-        World.__init__(self, FairPolicy(), rules=rules)
+        World.__init__(self, policy or FairPolicy(), rules=rules)
 
     def _acquire(self, ask: Ask, at: float) -> None:
         policy = AGREED if ask.tenant == AGREES else None
@@ -68,6 +72,7 @@ class Degrading(World):
         for one in outputs:
             if isinstance(one, Rejected) and isinstance(one.error, Overloaded):
                 self.less[self.core.ladder.step(MODEL, one.acquire.band)] += 1
+                self.refused[str(one.acquire.tenant)] += 1
         super()._handle(outputs)
 
 
@@ -86,3 +91,17 @@ async def every_step(is_on: bool) -> Outcome:
     felt = [world.less[step] for step in list(Step)[1:]]
     is_over = world.core.ladder.step(MODEL, Band.BATCH) is Step.NONE
     return Outcome(all(felt) and not world.less_of_strict and is_over, "/".join(map(str, felt)))
+
+
+async def beside_a_flood(is_on: bool) -> Outcome:
+    """Flood a band for a minute beside a tenant that asks little: the flood is refused, the other never. Off:
+    under a policy that knows no share the ladder can tell nobody apart."""
+    world = Degrading(RULES, FairPolicy() if is_on else FifoPolicy())
+    flood = Ask(tenant=STRICT, num_prompt_tokens=1000, num_output_tokens=128, band=Band.BATCH)
+    for number in range(600):
+        world.ask(number / 10, flood)
+    for number in range(60):
+        world.ask(number + 0.5, Ask(tenant=QUIET, num_prompt_tokens=64, num_output_tokens=8, band=Band.BATCH))
+    world.run_until(100.0)
+    served = sum(one.ask.tenant == QUIET and one.ended is not None for one in world.requests)
+    return Outcome(served == 60 and world.refused[STRICT] > 0, f"{served}/60")

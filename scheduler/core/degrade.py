@@ -3,7 +3,10 @@
 Driven by pressure: how long the oldest request of a band waits against its target, and how full the KV pools
 are while somebody waits. Between the rising and the falling threshold nothing moves, each move takes its
 time, and a band that climbs again soon after it came down stays longer: so neither noise at a threshold nor
-the ladder's own relief makes it flap. Knows no requests and no clock; what a step means is not known here.
+the ladder's own relief makes it flap. A step concerns a band as a whole; what it does to each of the band's
+tenants is others' to say: the content of a request is its tenant's agreement (`gateway.core.reductions`), and
+who is throttled or refused is a matter of shares (`scheduler.core.refusals`). Knows no requests, no tenant
+and no clock; what a step means is not known here.
 """
 
 from collections.abc import Mapping

@@ -200,7 +200,8 @@ class FairPolicy:
 
     def asks_within_share(self, acquire: Acquire) -> bool:
         _, num_tokens = self.waiting_of_tenant(acquire)
-        level = self._models[acquire.model].uses[acquire.band].level(acquire.tenant)
+        model = self._models.get(acquire.model)
+        level = 0.0 if model is None else model.uses[acquire.band].level(acquire.tenant)
         return level + num_tokens / acquire.weight <= self._rules.quantum
 
     def floor(self, band: Band) -> float:

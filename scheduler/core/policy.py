@@ -69,8 +69,8 @@ class QueuePolicy(Protocol):
         """Return how far the tenants with requests on a worker are over their share; > 0 is over it."""
 
     def asks_within_share(self, acquire: Acquire) -> bool:
-        """Say whether the tenant of `acquire`, which waits, would be within its share of the band if all were
-        served that it waits for."""
+        """Say whether the tenant of `acquire` would be within its share of the band if all were served that
+        it waits for. Of `acquire` only what waits already counts."""
 
     def floor(self, band: Band) -> float:
         """Return the part of a model's service that is reserved for a band."""

@@ -1,5 +1,8 @@
 """Who is refused: on arrival, and when a time of grace has ended without a worker.
 
+The ladder stands per model and band, and refuses tenants one by one: at its two last steps who waits within
+its share, and no longer than the band's target, is let in, because it is others that press.
+
 Knows what waits and which workers there are, and when to look again; removes nothing and sends nothing.
 """
 
@@ -54,7 +57,7 @@ class Refusals:
         error = self._unservable(model) or self._never_fits(request.acquire)
         if error is not None or resent:
             return error
-        if (overloaded := self._degraded(request.acquire)) is not None:
+        if (overloaded := self._degraded(request.acquire, now)) is not None:
             return overloaded
 
         def wait_s() -> float | None:
@@ -112,13 +115,13 @@ class Refusals:
         times = [self._boot_ends if len(self._room) else None, next(iter(self._impatient.values()), None)]
         return min((at for at in times if at is not None), default=None)
 
-    def _degraded(self, acquire: Acquire) -> Overloaded | None:
+    def _degraded(self, acquire: Acquire, now: float) -> Overloaded | None:
         """Refuse what the ladder lets in no more; a further attempt was let in before."""
         step = self._ladder.step(acquire.model, acquire.band)
         if step < Step.THROTTLE or acquire.key.attempt > 1:
             return None
         own = self._room.tenants.num_waiting(acquire.tenant, acquire.model, acquire.band)
-        if step is Step.THROTTLE and own < MOST_THROTTLED:
+        if (step is Step.THROTTLE and own < MOST_THROTTLED) or self._others_press(acquire, now):
             return None
         band = self._rules.bands.name(acquire.band)
         what = f"{own} requests of this tenant wait, " if step is Step.THROTTLE else ""
@@ -133,6 +136,15 @@ class Refusals:
                 metadata=metadata,
             ),
         )
+
+    def _others_press(self, acquire: Acquire, now: float) -> bool:
+        """Say whether the tenant has no part in its band's pressure: it asks within its share, so it passes
+        whoever floods, and so it does, as none of its requests has waited for the target. The second matters
+        where many small tenants are too much together: then each waits, and none is spared."""
+        if not self._room.policy.asks_within_share(acquire):
+            return False
+        since = self._room.tenants.waits_since(acquire.tenant, acquire.model, acquire.band)
+        return since is None or now - since < self._rules.ladder.targets_s[acquire.band]
 
     def _never_fits(self, acquire: Acquire) -> ServeError | None:
         return never_fits(acquire, self._fleet.capacities(acquire.model), self.caps.get(acquire.tenant))

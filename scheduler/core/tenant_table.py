@@ -3,12 +3,13 @@
 Knows no order, no worker and no time; charges nobody. Counts of use begin with this term of the scheduler.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator
 
 from scheduler.core.request import Acquire, TenantUse
 from services.domain.degradation import Step
 from services.domain.generation import Band
-from services.domain.ids import TenantId
+from services.domain.ids import RequestKey, TenantId
 
 MAX_ROWS = 10_000
 """Rows kept; beyond it those go first of whom nothing waits and that changed longest ago."""
@@ -25,15 +26,15 @@ class TenantRow:
         """Of its last request; None: it made none in this term."""
         self.weight = 1.0
         self.budget_step = Step.NONE
-        self.waiting: dict[tuple[str, Band], int] = {}
-        """Requests by model and band; none is 0."""
+        self.waiting: dict[tuple[str, Band], OrderedDict[RequestKey, float]] = {}
+        """When its requests began to wait, first come first, by model and band; none is empty."""
         self.waiting_tokens = 0
         """Of their prompts."""
         self.use = TenantUse()
 
     @property
     def num_waiting(self) -> int:
-        return sum(self.waiting.values())
+        return sum(map(len, self.waiting.values()))
 
 
 class TenantTable:
@@ -50,21 +51,26 @@ class TenantTable:
     def num_waiting(self, tenant: TenantId, model: str, band: Band) -> int:
         """Return how many requests of a tenant wait for a model in a band, whatever the policy."""
         row = self._rows.get(tenant)
-        return 0 if row is None else row.waiting.get((model, band), 0)
+        return 0 if row is None else len(row.waiting.get((model, band), ()))
 
-    def came(self, acquire: Acquire) -> None:
-        """A request waits."""
+    def waits_since(self, tenant: TenantId, model: str, band: Band) -> float | None:
+        """Return when the first of those requests began to wait; None: none waits."""
+        row = self._rows.get(tenant)
+        waiting = row.waiting.get((model, band)) if row is not None else None
+        return None if waiting is None else next(iter(waiting.values()))
+
+    def came(self, acquire: Acquire, arrived: float) -> None:
+        """A request waits, since `arrived`."""
         row = self._row(acquire.tenant)
         row.band, row.weight, row.budget_step = acquire.band, acquire.weight, acquire.budget_step
-        where = acquire.model, acquire.band
-        row.waiting[where] = row.waiting.get(where, 0) + 1
+        row.waiting.setdefault((acquire.model, acquire.band), OrderedDict())[acquire.key] = arrived
         row.waiting_tokens += acquire.num_prompt_tokens
 
     def left(self, acquire: Acquire) -> None:
         """A request waits no more."""
         row = self._rows[acquire.tenant]
         where = acquire.model, acquire.band
-        row.waiting[where] -= 1
+        del row.waiting[where][acquire.key]
         if not row.waiting[where]:
             del row.waiting[where]
         row.waiting_tokens -= acquire.num_prompt_tokens

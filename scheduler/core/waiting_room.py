@@ -66,7 +66,7 @@ class WaitingRoom:
         self._requests[request_id] = request
         self._by_gateway.setdefault(request.gateway, {})[request_id] = None
         self._queues.setdefault(self._name(request), {})[request_id] = request
-        self.tenants.came(request.acquire)
+        self.tenants.came(request.acquire, request.arrived)
         self._count_long(request, 1)
         self.num_tokens += request.acquire.num_prompt_tokens
         self.policy.add(request)

@@ -88,11 +88,41 @@ def test_in_a_throttled_band_each_tenant_has_one_request_waiting(policy: type[Qu
     assert not refused(queue.ask("7")), "none of its requests waits any more"
 
 
+@pytest.mark.parametrize("policy", [FairPolicy, FifoPolicy])
 @pytest.mark.parametrize(("attempt", "is_refused"), [(1, True), (2, False)])
-def test_at_the_top_nothing_new_is_let_in_but_further_attempts_are(attempt: int, is_refused: bool) -> None:
+def test_at_the_top_nothing_new_of_who_waits_is_let_in_but_further_attempts_are(
+    policy: type[QueuePolicy], attempt: int, is_refused: bool
+) -> None:
+    queue = Queue(policy=policy())
+    queue.until(Step.REFUSE)
+    assert bool(refused(queue.ask("new", tenant="first", attempt=attempt))) is is_refused
+
+
+@pytest.mark.parametrize("step", [Step.THROTTLE, Step.REFUSE])
+@pytest.mark.parametrize(("policy", "is_spared"), [(FairPolicy, True), (FifoPolicy, False)])
+def test_who_asks_within_its_share_is_let_in_until_it_too_waits_for_the_target(
+    policy: type[QueuePolicy], is_spared: bool, step: Step
+) -> None:
+    queue = Queue(policy=policy())
+    queue.until(step)
+    queue.ask("one", tenant="quiet")
+    assert bool(refused(queue.ask("two", tenant="quiet"))) is not is_spared
+    queue.now += 1.0
+    assert refused(queue.ask("three", tenant="quiet"))
+
+
+def test_a_fresh_flood_is_refused_once_more_than_its_share_waits() -> None:
     queue = Queue()
     queue.until(Step.REFUSE)
-    assert bool(refused(queue.ask("new", tenant="quiet", attempt=attempt))) is is_refused
+    let_in = next(n for n in range(1000) if refused(queue.ask(str(n), tenant="fresh")))
+    assert let_in == 4096 // 32 + 1
+
+
+def test_at_the_top_a_tenant_within_its_share_is_let_in_where_nothing_waits_any_more() -> None:
+    queue = Queue()
+    queue.until(Step.REFUSE)
+    queue.core.abandon(key("first"), None)
+    assert not refused(queue.ask("new", tenant="quiet"))
 
 
 def test_when_the_queue_is_gone_everybody_is_let_in_again() -> None:

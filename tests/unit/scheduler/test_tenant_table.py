@@ -31,7 +31,10 @@ def test_what_waits_is_counted_by_model_and_band_until_it_is_placed_or_leaves(
     state.report(hello().worker, report(granted=1), 0.0)
     state.place(0.0)
     assert table.num_waiting(tenant, MODEL, Band.STANDARD) == 0
-    assert (row(table, "t").waiting, row(table, "t").waiting_tokens) == ({(MODEL, Band.BATCH): 1}, 10)
+    assert (row(table, "t").waiting, row(table, "t").waiting_tokens) == (
+        {(MODEL, Band.BATCH): {key("c"): 0.0}},
+        10,
+    )
 
 
 def test_what_a_worker_did_before_it_was_known_is_not_counted() -> None:
@@ -48,7 +51,7 @@ def test_what_a_worker_did_before_it_was_known_is_not_counted() -> None:
 
 def test_it_keeps_those_that_changed_last_and_never_forgets_who_waits() -> None:
     table = TenantTable(max_rows=2)
-    table.came(acquire("a", tenant="waits"))
+    table.came(acquire("a", tenant="waits"), 0.0)
     for name in ("old", "newer", "newest"):
         table.used(TenantId(name), TenantUse(output=1))
     assert {one.tenant for one in table} == {"waits", "newest"}
