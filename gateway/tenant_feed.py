@@ -1,10 +1,11 @@
 """Keeps this process's tenants and keys as the store has them, and makes changes to them.
 
 Asks twice a second, so that an edit made anywhere is effective here within a second; while the store does not
-answer, the last state goes on. Knows when to ask and what to do when somebody was quicker. What a change is
-and whether it may be is its maker's business.
+answer, the last state goes on, and a store that comes back empty gets it back. Knows when to ask and what to
+do when somebody was quicker. What a change is and whether it may be is its maker's business.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ NOTE_EVERY_S = 10.0
 """Seconds between two notes of when keys were used last."""
 MAX_TRIES = 8
 """Of one change, each from the newest state, while others change something too."""
+
+PUT_BACK_BY = "gateway"
+"""In the audit stream, who gave an empty store what it held: a caller's name has a slash."""
 
 _log = structlog.get_logger()
 
@@ -52,10 +56,10 @@ class TenantFeed:
         self._told: list[str] = []
 
     async def refresh(self) -> None:
-        """Be as the store is now.
+        """Be as the store is now; where it lost everything, make it as this is.
 
         Raises:
-            DependencyDown: It does not answer.
+            DependencyDown: It does not answer, or takes nothing.
         """
         directory = self.directory
         while True:
@@ -67,11 +71,12 @@ class TenantFeed:
             if entries is not None:
                 directory.apply(entries)
                 break
-            if stored is not None:
+            if stored is not None and (stored.store or not directory.held()):
                 if stored.store == directory.store and stored.version <= directory.version:
                     _log.warning("tenant_edits_lost", version=directory.version, now=stored.version)
                 directory.replace(stored)
                 break
+            await self._put_back()
         if directory.problems and directory.problems != self._told:
             _log.error("tenants_unusable", problems=directory.problems[:20])
         self._told = directory.problems
@@ -122,6 +127,13 @@ class TenantFeed:
                     _log.warning("tenants_not_followed", version=self.directory.version)
                 is_up = False
             await next_tick(ASK_EVERY_S)
+
+    async def _put_back(self) -> None:
+        """Fill the empty store with what is held here, unless another gateway is quicker."""
+        held, caps = self.directory.held(), self._caps(self.directory.book)
+        with contextlib.suppress(StaleChange):
+            await self._log.commit(held, who=PUT_BACK_BY, store="", version=0, mark="", kv_caps=caps)
+            _log.warning("tenants_put_back", version=self.directory.version, num_changes=len(held))
 
     def _seen(self) -> tuple[str, int, str]:
         return self.directory.store, self.directory.version, self.directory.mark

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from gateway.core.keys import ApiKey, key_from_document
+from gateway.core.keys import ApiKey, key_from_document, key_to_document
 from services.domain.bands import Bands
 from services.domain.errors import InvalidField
 from services.domain.ids import TenantId
 from services.domain.tenant import Tenant
 from services.domain.tenant_book import TenantBook
-from services.domain.tenant_document import tenant_from_document
+from services.domain.tenant_document import tenant_from_document, tenant_to_document
 
 Document = Mapping[str, Any]
 
@@ -108,13 +108,22 @@ class TenantDirectory:
     def keys_of(self, tenant: TenantId) -> list[ApiKey]:
         return [key for key in self.keys.values() if key.tenant == tenant]
 
+    def held(self) -> list[Change]:
+        """Return what makes an empty store hold what this holds of it, without what could not be read."""
+        tenants = [
+            Change(kind=Kind.TENANT, id=one.id, tenant=one.id, before=None, after=tenant_to_document(one))
+            for one in self._tenants.values()
+        ]
+        keys = [
+            Change(kind=Kind.KEY, id=one.id, tenant=one.tenant, before=None, after=key_to_document(one))
+            for one in self._keys.values()
+        ]
+        return [*tenants, *keys]
+
     def replace(self, stored: Stored) -> None:
-        """Take a store's whole state. A store that lost everything changes nothing but the version."""
+        """Take a store's whole state."""
         self.problems = []
         self.store, self.version, self.mark = stored.store, stored.version, stored.mark
-        if not stored.store and (self._tenants or self._keys):
-            self.problems.append("the store is empty: what it held before goes on")
-            return
         self._tenants = {}
         self._keys = {}
         for name, document in stored.tenants.items():

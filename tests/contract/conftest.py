@@ -9,10 +9,13 @@ from numpy.typing import NDArray
 
 from gateway.stores.quota import LEASE_S, QuotaStore
 from gateway.stores.quota_redis import RedisQuota
-from services.chassis.redis import connect
+from gateway.stores.tenants import AUDIT_KEY, KEYS_KEY, TENANTS_KEY, USED_KEY, RedisTenantLog, TenantLog
+from services.chassis.redis import RedisStore, connect
+from services.domain.tenant_keys import HEAD_KEY, KV_CAPS_KEY
 from tests.fakes.contract_executors import EXECUTORS, NUM_PAGES, SLOW
 from tests.fakes.quota_memory import MemoryQuota
 from tests.fakes.sampler_rows import Sample
+from tests.fakes.tenants_memory import MemoryTenantLog
 from tests.unit.executors.native_models import plan_executor
 from worker.engine import sampler
 from worker.engine.batch import Int32, SampleRow, StepResult
@@ -34,6 +37,19 @@ async def store(request: pytest.FixtureRequest, lease_s: float) -> AsyncIterator
     redis = connect(request.getfixturevalue("valkey_url"), limit_s=20.0)
     yield RedisQuota(redis, lease_s=lease_s)
     await redis.close()
+
+
+@pytest.fixture
+async def redis(valkey_url: str) -> AsyncIterator[RedisStore]:
+    redis = connect(valkey_url, limit_s=20.0)
+    await redis.execute("DEL", HEAD_KEY, TENANTS_KEY, KEYS_KEY, AUDIT_KEY, USED_KEY, KV_CAPS_KEY)
+    yield redis
+    await redis.close()
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def log(request: pytest.FixtureRequest, redis: RedisStore) -> TenantLog:
+    return MemoryTenantLog() if request.param == "memory" else RedisTenantLog(redis)
 
 
 @pytest.fixture(

@@ -1,59 +1,21 @@
 """One suite for every TenantLog: all or nothing, in order, against the newest state only."""
 
 import asyncio
-import copy
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from gateway.core.directory import Change, Document, Kind, Stored, TenantDirectory
+from gateway.core.directory import Stored, TenantDirectory
 from gateway.stores.tenants import (
     AUDIT_KEY,
-    KEYS_KEY,
     MAX_ENTRIES,
-    TENANTS_KEY,
-    USED_KEY,
     RedisTenantLog,
     TenantLog,
 )
-from gateway.tenant_feed import Edit, TenantFeed
 from services.chassis.redis import RedisStore, connect
 from services.domain.errors import DependencyDown, StaleChange
-from services.domain.ids import TenantId
-from services.domain.tenant import Tenant
-from services.domain.tenant_keys import HEAD_KEY, KV_CAPS_KEY
-from tests.fakes.tenants_memory import MemoryTenantLog
-
-DIGEST = "0" * 64
-
-
-@pytest.fixture
-async def redis(valkey_url: str) -> AsyncIterator[RedisStore]:
-    redis = connect(valkey_url, limit_s=20.0)
-    await redis.execute("DEL", HEAD_KEY, TENANTS_KEY, KEYS_KEY, AUDIT_KEY, USED_KEY, KV_CAPS_KEY)
-    yield redis
-    await redis.close()
-
-
-@pytest.fixture(params=["memory", "redis"])
-async def log(request: pytest.FixtureRequest, redis: RedisStore) -> TenantLog:
-    return MemoryTenantLog() if request.param == "memory" else RedisTenantLog(redis)
-
-
-def a_tenant(name: str, after: Document | None, before: Document | None = None) -> Change:
-    return Change(kind=Kind.TENANT, id=name, tenant=TenantId(name), before=before, after=after)
-
-
-def a_key(name: str, tenant: str, *, gone: bool = False) -> Change:
-    document = {"id": name, "tenant": tenant, "digest": DIGEST}
-    before, after = (document, None) if gone else (None, document)
-    return Change(kind=Kind.KEY, id=name, tenant=TenantId(tenant), before=before, after=after)
-
-
-async def commit(log: TenantLog, *changes: Change, who: str = "acme/k1") -> None:
-    stored = await log.load()
-    await log.commit(changes, who=who, store=stored.store, version=stored.version, mark=stored.mark)
+from services.domain.tenant_keys import KV_CAPS_KEY
+from tests.fakes.tenant_changes import DIGEST, a_key, a_tenant, commit
 
 
 async def test_what_was_committed_is_loaded_with_its_version(log: TenantLog) -> None:
@@ -129,78 +91,6 @@ async def test_a_reader_that_follows_the_changes_is_where_one_that_loads_is(log:
     assert set(follower.keys) == {"k1", "k2"}
     assert await log.since(follower.store, follower.version, follower.mark) == []
     assert await log.since("another store", 0, "") is None
-
-
-Backup = Callable[[], Awaitable[None]]
-
-
-async def a_backup(log: TenantLog, redis: RedisStore) -> Backup:
-    """Return what puts the log back to how it is now, as a failover to a replica that lagged does."""
-    if isinstance(log, MemoryTenantLog):
-        kept = copy.deepcopy(vars(log))
-
-        async def put_back_memory() -> None:
-            vars(log).update(copy.deepcopy(kept))
-
-        return put_back_memory
-    names = [HEAD_KEY, TENANTS_KEY, KEYS_KEY, AUDIT_KEY]
-    dumps = {name: await redis.execute("DUMP", name) for name in names}
-
-    async def put_back() -> None:
-        for name, data in dumps.items():
-            await redis.execute("DEL", name)
-            if data is not None:
-                await redis.execute("RESTORE", name, 0, data)
-
-    return put_back
-
-
-async def test_a_log_that_lost_its_last_changes_makes_readers_load_anew(
-    log: TenantLog, redis: RedisStore
-) -> None:
-    await commit(log, a_tenant("a", {"id": "a"}))
-    put_back = await a_backup(log, redis)
-    await commit(log, a_tenant("a", {"id": "a", "weight": 2.0}), a_tenant("b", {"id": "b"}))
-    known = await log.load()
-    await put_back()
-    kept = await log.load()
-    assert await log.since(known.store, known.version, known.mark) is None
-    assert await log.since(kept.store, kept.version, kept.mark) == []
-    # By number the reader is neither ahead nor behind now, and then it is behind.
-    await commit(log, a_tenant("c", {"id": "c"}), a_tenant("d", {"id": "d"}))
-    assert (await log.load()).version == known.version
-    assert await log.since(known.store, known.version, known.mark) is None
-    with pytest.raises(StaleChange):
-        await log.commit(
-            [a_tenant("b", None)], who="x", store=known.store, version=known.version, mark=known.mark
-        )
-    await commit(log, a_tenant("e", {"id": "e"}))
-    assert await log.since(known.store, known.version, known.mark) is None
-    followed = await log.since(kept.store, kept.version, kept.mark)
-    assert [one.change.id for one in followed or ()] == ["c", "d", "e"]
-
-
-@pytest.mark.parametrize("num_later", [0, 1, 3])
-async def test_gateways_heal_from_a_log_that_lost_edits(
-    log: TenantLog, redis: RedisStore, num_later: int
-) -> None:
-    """Whatever the numbers are by then; a key that another gateway revoked since is gone here too."""
-    old, fresh = (TenantFeed(TenantDirectory(), log, dict) for _ in range(2))
-    await commit(log, a_tenant("a", {"id": "a"}), a_key("k", "a"))
-    put_back = await a_backup(log, redis)
-    await commit(log, a_tenant("a", {"id": "a", "weight": 2.0}))
-    await commit(log, a_tenant("b", {"id": "b"}))
-    await old.refresh()
-    await put_back()
-    await fresh.refresh()
-    revoked = [a_key("k", "a", gone=True), *(a_tenant(f"t{n}", {"id": f"t{n}"}) for n in range(num_later))]
-    await fresh.change(lambda: Edit(revoked), who="x")
-    await old.refresh()
-    assert list(old.directory.book) == list(fresh.directory.book)
-    assert (old.directory.version, dict(old.directory.keys)) == (3 + num_later, {})
-    assert old.directory.book.get(TenantId("a")) == Tenant(id=TenantId("a"))
-    await old.change(lambda: Edit([a_tenant("z", {"id": "z"})]), who="x")
-    assert "z" in (await log.load()).tenants
 
 
 async def test_last_use_is_kept_until_the_key_is_gone(log: TenantLog) -> None:

@@ -19,10 +19,6 @@ class MemoryTenantLog:
         self._documents: dict[Kind, dict[str, Document]] = {Kind.TENANT: {}, Kind.KEY: {}}
         self._used: dict[str, float] = {}
 
-    def lose_everything(self) -> None:
-        """Be as a Redis that restarted without its data."""
-        self.__init__()  # type: ignore[misc]
-
     async def load(self) -> Stored:
         self._answer()
         return Stored(

@@ -66,12 +66,21 @@ def test_tenants_that_do_not_fit_the_file_are_left_out_alone() -> None:
     assert len(directory.problems) == 2
 
 
-def test_a_store_that_lost_everything_takes_nobody_away() -> None:
-    directory = TenantDirectory()
-    directory.replace(stored({"id": "a"}))
+def test_what_is_held_of_a_store_makes_another_one_like_it() -> None:
+    directory = TenantDirectory([Tenant(id=A)], [ApiKey(id="file", tenant=A, digest=DIGEST)])
+    key = {"id": "k", "tenant": "b", "digest": DIGEST}
+    directory.replace(
+        stored({"id": "a", "weight": 5}, {"id": "b", "parent": "c"}, {"id": "c"}, keys={"k": key})
+    )
+    again = TenantDirectory()
+    again.apply(
+        [
+            Entry(version=number, who="x", at=0.0, change=change)
+            for number, change in enumerate(directory.held(), start=1)
+        ]
+    )
+    assert [(one.id, one.weight) for one in again.book] == [(A, 5.0), (B, 1.0), (C, 1.0)]
+    assert set(again.keys) == {"k"}
     directory.replace(Stored())
+    assert directory.held() == []
     assert [one.id for one in directory.book] == [A]
-    assert directory.problems == ["the store is empty: what it held before goes on"]
-    directory.replace(Stored(store="new", version=1, tenants={"c": {"id": "c"}}))
-    assert [one.id for one in directory.book] == [C]
-    assert directory.problems == []
