@@ -10,7 +10,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from services.artifacts.artifact import ModelArtifact, open_artifact
 from tests.unit.executors.batches import Part, logits_of
+from tests.unit.executors.native_models import load_native
 from tests.unit.executors.tiny_models import VOCAB, make_model, save_folder
+from worker.executors.native.library import Compute
 from worker.executors.torch_executor import load_torch_executor
 from worker.executors.weights.loader import open_model
 from worker.quantize import quantizer
@@ -61,6 +63,20 @@ def test_at_eight_bits_every_family_says_what_it_said(tmp_path: Path, family: st
     quantize(open_artifact(source), settings(8, method), SEQUENCES, tmp_path / "out")
     before, after = logits(source), logits(tmp_path / "out")
     assert 0 < np.abs(after - before).max() < 0.05 * np.abs(before).max()
+
+
+@pytest.mark.timeout(600)  # the first native model compiles the library
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_was_made_is_served_natively_as_by_torch(tmp_path: Path, family: str, bits: int) -> None:
+    source = with_tokenizer(save_folder(make_model(family), tmp_path / family))
+    quantize(open_artifact(source), settings(bits), (), tmp_path / "out")
+    executor = load_native(tmp_path / "out", tmp_path, compute=Compute.F32)
+    executor.allocate(4)
+    assert any(use.kernel.startswith(f"u{bits}") for use in executor.profile.kernels)
+    ours, theirs = logits_of(executor, [Part(SEQUENCES[0], 0, [0, 1, 2])]), logits(tmp_path / "out")
+    # Its scales are float16: 11 bits of each.
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-3 * np.abs(theirs).max())
 
 
 @pytest.mark.slow
