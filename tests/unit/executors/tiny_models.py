@@ -24,6 +24,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from tests.unit.executors.k_quants import K_FORMATS, random_blocks
+
 Float32 = NDArray[np.float32]
 
 VOCAB = 96
@@ -114,7 +116,7 @@ def save_gguf(
     Args:
         model: Changed in place.
         path: The file to write.
-        kind: ggml's name of the matrices' format.
+        kind: ggml's name of the matrices' format. In a K format they are random ones, not the model's.
         kinds: Formats of single projections (`q_proj`) where they differ from `kind`.
     """
     config = model.config
@@ -144,7 +146,11 @@ def save_gguf(
             stored = _permute(values, heads[part]) if permuted else values
             if values.ndim == 2:
                 ggml_type = gguf.GGMLQuantizationType[kinds.get(part, kind)]
-                packed = quantize(stored, ggml_type)
+                packed = (
+                    random_blocks(stored.shape, ggml_type.name, seed=sum(name.encode()))
+                    if ggml_type.name in K_FORMATS
+                    else quantize(stored, ggml_type)
+                )
                 writer.add_tensor(_gguf_name(name, names), packed, raw_dtype=ggml_type)
                 exact = dequantize(packed, ggml_type).reshape(stored.shape)
                 parameter.copy_(torch.from_numpy(unpermute(exact, heads[part]) if permuted else exact))
