@@ -1,8 +1,9 @@
-"""What a request cost and how it ended: receipt, bill, log values, from one place.
+"""What a request cost and how it ended: receipt, bill, error, log values, from one place.
 
-Reads a finished run; changes nothing.
+Reads a finished run; changes nothing but the error that ends it.
 """
 
+import dataclasses
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +78,16 @@ def receipt_of(run: Run) -> Receipt:
         degraded=run.degraded,
         cost_nanos=cost_of(run, live.usage),
     )
+
+
+def complete_error(error: ServeError, live: LiveRequest) -> ServeError:
+    """Give an error the usage so far and, if it is a fault of ours, what finds its line in the log."""
+    metadata = error.detail.metadata
+    if error.code is Code.INTERNAL:
+        error.message = f"{error.message}, correlation id {live.id}"
+        metadata = {**metadata, "correlation_id": live.id}
+    error.detail = dataclasses.replace(error.detail, usage=live.usage, metadata=metadata)
+    return error
 
 
 def ending_of(run: Run, usage: Usage) -> Ending:

@@ -13,7 +13,7 @@ from gateway.core.deadlines import Deadlines
 from gateway.core.retry_budget import RetryBudget
 from gateway.peers import Scheduler, Sink, WorkerHold, Workers
 from gateway.plan import Plan
-from services.domain.errors import Code, ServeError, WorkerLost
+from services.domain.errors import Code, QueueFull, ServeError, WorkerLost
 from services.domain.generation import FinishReason
 from services.domain.ids import Epoch, RequestId, RequestKey, WorkerId
 from services.rpc.gateway_values import Placement
@@ -118,14 +118,15 @@ class Attempts:
         """
         self._hold = None
         self._num_lost += isinstance(error, WorkerLost)
-        if error.code not in (Code.UNAVAILABLE, Code.ABORTED):
+        is_elsewhere = error.code is Code.UNAVAILABLE or isinstance(error, QueueFull)
+        if not is_elsewhere and error.code is not Code.ABORTED:
             return False
         if self.number >= MAX_ATTEMPTS or self._num_lost >= MAX_LOST:
             return False
         if not self._retries.take():
             self._mark("no_retry_left")
             return False
-        if error.code is Code.UNAVAILABLE and self.placement is not None:
+        if is_elsewhere and self.placement is not None:
             self._avoid += ((self.placement.worker, self.placement.epoch),)
         self.number += 1
         self._mark("placed_again")

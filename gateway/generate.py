@@ -12,7 +12,16 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from gateway.accounting import Run, billed, cost_of, ending_of, outcome_of, page_ms_of, receipt_of
+from gateway.accounting import (
+    Run,
+    billed,
+    complete_error,
+    cost_of,
+    ending_of,
+    outcome_of,
+    page_ms_of,
+    receipt_of,
+)
 from gateway.budget_degradation import BudgetDegradation
 from gateway.budget_warnings import BudgetWarnings
 from gateway.core.auth import Authenticator
@@ -110,7 +119,7 @@ class Generate:
         Raises:
             ServeError: Every other end, with the usage so far in its detail.
         """
-        run = self._admit(
+        run = self._begin(
             request,
             caller,
             request_id or new_request_id(),
@@ -121,6 +130,7 @@ class Generate:
         )
         live = run.live
         try:
+            self._admit(live)
             on_headers(await self._prepare(run, caller))
             while True:
                 events = live.take()
@@ -138,8 +148,7 @@ class Generate:
             run.receipt = receipt_of(run)
             yield run.receipt
         except ServeError as error:
-            error.detail = dataclasses.replace(error.detail, usage=live.usage)
-            run.error = error
+            run.error = complete_error(error, live)
             if run.refused_by is not None:
                 on_headers(headers_of(run.degraded))
             raise
@@ -149,7 +158,7 @@ class Generate:
         finally:
             self._close(run)
 
-    def _admit(
+    def _begin(
         self,
         request: GenerationRequest,
         caller: Caller,
@@ -160,9 +169,6 @@ class Generate:
         traceparent: str,
         on_slow: Callable[[], None],
     ) -> Run:
-        if self.is_draining:
-            raise Draining("the gateway is shutting down", ErrorDetail(retry_after_s=1.0))
-        self.table.check_room()
         tenant = self.auth.tenant_of(caller)
         span = start_span("gateway.generate", traceparent or None, request_id=request_id, tenant=tenant.id)
         live = LiveRequest(
@@ -177,11 +183,15 @@ class Generate:
             on_slow=on_slow,
             mark=span.add_event,
         )
-        self.table.add(live)
-        self.retries.arrived()
         # Of the caller's own text only a real trace id goes on to other processes.
         onward = inject(span) or (traceparent[:TRACEPARENT_CHARS] if trace_id(traceparent) else "")
         return Run(live=live, request=request, span=span, traceparent=onward)
+
+    def _admit(self, live: LiveRequest) -> None:
+        if self.is_draining:
+            raise Draining("the gateway is shutting down", ErrorDetail(retry_after_s=1.0))
+        self.table.add(live)
+        self.retries.arrived()
 
     async def _prepare(self, run: Run, caller: Caller) -> Mapping[str, str]:
         """Do everything up to the submission, or until only the place is missing; return the headers."""

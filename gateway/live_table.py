@@ -24,8 +24,8 @@ class LiveTable:
     def all(self) -> list[LiveRequest]:
         return list(self._live.values())
 
-    def check_room(self) -> None:
-        """Refuse when the table is full.
+    def add(self, live: LiveRequest) -> None:
+        """Take a request in.
 
         Raises:
             QueueFull: Too many requests are live.
@@ -35,8 +35,6 @@ class LiveTable:
                 f"{len(self._live)} requests are live at this gateway, at most {self._max_live} may be",
                 ErrorDetail(retry_after_s=1.0, quota="gateway/live", metadata={"limit": str(self._max_live)}),
             )
-
-    def add(self, live: LiveRequest) -> None:
         self._live[live.id] = live
         self._idle.clear()
 

@@ -15,6 +15,7 @@ import structlog
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from services.chassis.fatal import ConfigError
 from services.chassis.redis_pipe import NUM_SLICES, RedisPipe, Value
 from services.domain.errors import DependencyDown, NotRun
 
@@ -72,15 +73,22 @@ class Breaker:
 
 
 def connect(url: str, *, limit_s: float = CALL_LIMIT_S) -> "RedisStore":
-    """Return a store for `redis://host:port/db` (or `rediss://`, `unix://`); connects lazily."""
-    pool = redis.asyncio.ConnectionPool.from_url(
-        url,
-        socket_connect_timeout=1.0,
-        socket_timeout=None,  # Limits are the pipe's.
-        retry=Retry(NoBackoff(), 0),
-        health_check_interval=0,
-        protocol=2,
-    )
+    """Return a store for `redis://host:port/db` (or `rediss://`, `unix://`); connects lazily.
+
+    Raises:
+        ConfigError: `url` is no such address. It is not repeated: a password may be in it.
+    """
+    try:
+        pool = redis.asyncio.ConnectionPool.from_url(
+            url,
+            socket_connect_timeout=1.0,
+            socket_timeout=None,  # Limits are the pipe's.
+            retry=Retry(NoBackoff(), 0),
+            health_check_interval=0,
+            protocol=2,
+        )
+    except ValueError as exc:
+        raise ConfigError(f"the address of Redis (REDIS_URL, --redis-url, redis_url): {exc}") from exc
     return RedisStore(pool.make_connection, limit_s=limit_s)
 
 

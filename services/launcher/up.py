@@ -33,6 +33,8 @@ from services.launcher.topology import Model, Suite, plan
 from worker.devices import device_nodes
 
 KEPT_RUNS = 20
+MAX_PORT = 65_535
+MAX_WORKERS = 40
 _EXAMPLES = """examples:
   quire up                             the built-in model on one worker
   quire up --workers 2                 two workers of it
@@ -70,9 +72,9 @@ class UpConfig:
     """Of all services: debug, info, warning or error."""
 
     def __post_init__(self) -> None:
-        check_range("port_offset", self.port_offset, 0, 50_000)
+        check_range("port_offset", self.port_offset, 0, MAX_PORT - Ports().worker(MAX_WORKERS - 1))
         if self.workers is not None:
-            check_range("workers", self.workers, 1, 40)
+            check_range("workers", self.workers, 1, MAX_WORKERS)
 
 
 def main(argv: Sequence[str]) -> int:

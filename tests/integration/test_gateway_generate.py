@@ -19,6 +19,7 @@ from services.domain.errors import (
     ServeError,
     UnknownModel,
 )
+from services.domain.generation import Usage
 from tests.fakes.byte_tokenizer import EOS, ByteTokenizer
 from tests.fakes.gateway_rig import ACME, ACME_KEY, Rig, a_request, failure_of, gateway_rig, generate, use_by
 from tests.fakes.worker_server import says
@@ -267,7 +268,10 @@ async def test_a_full_table_refuses(rig: Rig) -> None:
         small.worker.is_open.clear()
         call = small.stub.Generate(a_request())
         await small.until(lambda: small.worker.submits)
-        assert type(await failure_of(small)) is QueueFull
+        refused = await failure_of(small)
+        assert type(refused) is QueueFull
+        assert refused.detail.usage == Usage()
+        assert small.metric("quire_requests_finished_total", reason="QUEUE_FULL") == 1
         call.cancel()
         await small.settled()
 
@@ -278,6 +282,8 @@ async def test_a_bad_row_is_an_internal_error_and_costs_nothing(rig: Rig) -> Non
     rig.worker.refuses = BadRow("logits of a row are not finite")
     error = await failure_of(rig, metadata=ACME_KEY)
     assert type(error) is BadRow
+    assert set(error.detail.metadata) == {"correlation_id"}
+    assert error.message.endswith(f", correlation id {error.detail.metadata['correlation_id']}")
     await rig.settled()
     use = await use_by(rig.quota, ACME)
     assert (use.num_leases, use.left_tokens) == (0, 1_000_000)

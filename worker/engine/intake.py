@@ -131,7 +131,9 @@ class Intake:
         if fault is not None:
             return fault
         if len(self._seating.line) >= self._config.max_waiting:
-            return QueueFull(f"{self._config.max_waiting} requests are waiting on this worker")
+            limit = self._config.max_waiting
+            detail = ErrorDetail(retry_after_s=1.0, quota="worker/waiting", metadata={"limit": str(limit)})
+            return QueueFull(f"{limit} requests are waiting on this worker", detail)
         return None
 
     def _take_over_ends(self, request: Request, submit: Submit, now: float) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from services.chassis.fatal import ConfigError
 from services.chassis.redis import Breaker, RedisStore, Script, connect
 from services.domain.errors import DependencyDown
 
@@ -225,3 +226,10 @@ def test_the_breaker_opens_probes_once_and_closes() -> None:
     breaker.succeeded()
     assert breaker.is_closed
     assert breaker.try_pass(2.3)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "http://127.0.0.1:6379/0", "redis://127.0.0.1:port/0"])
+def test_what_is_no_address_is_refused_without_being_repeated(url: str) -> None:
+    with pytest.raises(ConfigError, match="REDIS_URL") as caught:
+        connect(url)
+    assert url not in str(caught.value)
