@@ -1,8 +1,9 @@
 """What the suite costs when nobody asks anything: `python -m bench.idle`.
 
-Sends 1,000 requests to a sim suite, waits for the last answer, and watches all processes for a minute: CPU as
-a share of one core, times a thread went to sleep per second, and memory (PSS, which counts what is shared
-once). Wakeups say what to look at; unlike CPU time they do not depend on who else uses the machine.
+Sends 1,000 requests to a sim suite, or with `--native` to one whose worker computes, waits for the last
+answer, and watches all processes for a minute: CPU as a share of one core, times a thread went to sleep per
+second, and memory (PSS, which counts what is shared once). Wakeups say what to look at; unlike CPU time they
+do not depend on who else uses the machine.
 """
 
 import argparse
@@ -29,6 +30,10 @@ CONFIG = """
 [worker]
 sim_step_ms = 1.0
 sim_prefill_tokens_per_s = 1000000.0
+"""
+NATIVE_CONFIG = """
+[worker]
+executor = "native"
 """
 
 
@@ -61,9 +66,10 @@ def _sleeps(process: psutil.Process) -> int:
     return num
 
 
-def measure(num_requests: int, idle_s: float) -> dict[str, dict[str, float]]:
+def measure(num_requests: int, idle_s: float, *, is_native: bool) -> dict[str, dict[str, float]]:
     """Return per process `cpu_percent` of one core, `sleeps_per_s` and `pss_mb`."""
-    with suite("--sim", config=CONFIG) as running:
+    flags, config = (("--model", MODEL), NATIVE_CONFIG) if is_native else (("--sim",), CONFIG)
+    with suite(*flags, config=config) as running:
         answered = asyncio.run(_send(running.gateway, num_requests))
         print(f"{answered} of {num_requests} requests answered", flush=True)
         time.sleep(SETTLE_S)
@@ -100,10 +106,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--requests", type=int, default=1000, help="requests before [1000]")
+    parser.add_argument("--native", action="store_true", help="a worker that computes, its threads included")
     parser.add_argument("--seconds", type=float, default=60.0, help="seconds to watch [60]")
     parser.add_argument("--json", help="write the figures to this file")
     args = parser.parse_args(argv)
-    rows = measure(args.requests, args.seconds)
+    rows = measure(args.requests, args.seconds, is_native=args.native)
     _print(rows)
     if args.json:
         Path(args.json).write_text(json.dumps(rows, indent=1))

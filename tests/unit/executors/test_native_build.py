@@ -68,6 +68,19 @@ def test_another_source_instruction_set_or_cpu_is_another_library(workshop: Work
     assert workshop.num_compilations() == 3
 
 
+def test_another_version_of_the_compiler_is_another_library(workshop: Workshop) -> None:
+    first = workshop.build()
+    plain = workshop.compiler.read_text()
+    newer = plain.replace("exec g++", 'case "$1" in --version) echo "g++ 99.1"; exit;; esac\nexec g++')
+    workshop.compiler.write_text(newer)
+    second = workshop.build()
+    assert (second.path != first.path, second.digest != first.digest) == (True, True)
+    assert workshop.num_compilations() == 2
+    workshop.compiler.write_text(plain)
+    assert workshop.build() == first
+    assert workshop.num_compilations() == 2
+
+
 def test_workers_that_start_together_compile_once(workshop: Workshop) -> None:
     with ThreadPoolExecutor(6) as pool:
         built = list(pool.map(lambda _: workshop.build(), range(6)))

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from worker.config import ExecutorKind
 from worker.executor_choice import open_executor
 from worker.executors.native import bound_plan
 from worker.executors.native.packed_size import packed_bytes
+from worker.executors.native_executor import NativeExecutor
 from worker.executors.weights.loader import open_model
 from worker.plan.op import OpKind
 
@@ -60,6 +62,21 @@ def test_a_worker_starts_natively_without_torch(model: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "native"
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are looked at in /proc")
+def test_the_engine_has_as_many_threads_as_asked_for(model: Path) -> None:
+    def threads() -> set[str]:
+        return {path.name for path in Path("/proc/self/task").iterdir()}
+
+    # The first start may start threads of libraries too, which stay.
+    for num_threads in (1, 5):
+        before = threads()
+        opened = open_executor(replace(config(model, ExecutorKind.NATIVE), threads=num_threads))
+        added = threads() - before
+        assert isinstance(opened.executor, NativeExecutor)
+        opened.executor.close()
+    assert len(added) == 5
 
 
 @pytest.mark.usefixtures("no_compiler")
