@@ -27,7 +27,7 @@ def measure(model: Path, kv: KvFormat) -> Divergence:
         RuntimeError: The texts gave fewer positions than a figure needs.
     """
     artifact = open_artifact(model)
-    exact = load_native_executor(artifact, model_name="float32", options=EXACT)
+    exact = load_native_executor(artifact, model_name="float32", options=EXACT, in_floats=True)
     timed = load_native_executor(artifact, model_name="timed", options=NativeOptions(kv_format=kv))
     try:
         base, ours = (Runner(one, max_tokens=WINDOW) for one in (exact, timed))

@@ -1,7 +1,9 @@
 """`quire quality`: what a version of a model lost against float32, with a verdict and an exit code."""
 
 import argparse
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from rich.table import Table
@@ -11,9 +13,11 @@ from services.artifacts.fetch import resolve
 from services.chassis.fatal import ConfigError, FatalError
 from services.commands.output import add_output_flags, console
 from services.domain.kv_layout import KvFormat
+from worker.executors.native.bound_plan import UnsupportedOperation
 from worker.executors.native.library import KV_FORMATS, Compute
 from worker.executors.native_executor import NativeOptions
 from worker.quality import picture, report
+from worker.quality.divergence import NoPositions
 from worker.quality.session import Wanted, measure_version
 from worker.quality.tasks import all_tasks
 from worker.quality.texts import RECORDED_PROMPTS, read_texts
@@ -26,10 +30,10 @@ _PICTURE = "kl.svg"
 def main(argv: Sequence[str]) -> int:
     """Measure every version; exit 1 when one fails."""
     args = _parser().parse_args(argv)
-    if args.layers and not args.baseline:
-        raise ConfigError(
-            "--layers compares weights layer by layer: give the unquantised model by --baseline"
-        )
+    if args.positions is not None and args.positions < 1:
+        raise ConfigError(f"--positions {args.positions}: must be at least 1")
+    if args.every_task < 0:
+        raise ConfigError(f"--every-task {args.every_task}: must be at least 0, which leaves tasks out")
     try:
         thresholds = read_thresholds(args.thresholds)
     except ValueError as exc:
@@ -49,14 +53,17 @@ def main(argv: Sequence[str]) -> int:
     versions = []
     try:
         baseline = resolve(args.baseline) if args.baseline else None
-        with console(stderr=True).status("measuring") as status:
+        # What loading a model logs must not stand before the JSON.
+        with redirect_stdout(sys.stderr), console(stderr=True).status("measuring") as status:
 
             def progress(text: str) -> None:
                 status.update(text)
 
             for name in args.model:
                 versions.append(measure_version(name, resolve(name), baseline, options, wanted, progress))
-    except ArtifactError as exc:
+    except NoPositions as exc:
+        raise ConfigError("the tokeniser makes no two tokens of any text: ask for more --positions") from exc
+    except (ArtifactError, UnsupportedOperation) as exc:
         raise FatalError(str(exc)) from exc
     if args.json:
         print(report.as_json(versions), end="")
@@ -103,7 +110,7 @@ def _show(versions: Sequence[report.Version]) -> None:
         screen.print(table)
         screen.print()
     for version in versions:
-        screen.print(f"{version.name}: {'passes' if version.passes else 'FAILS'}")
+        screen.print(f"{version.name}: {version.verdict}")
 
 
 def _write(versions: Sequence[report.Version], folder: Path) -> None:

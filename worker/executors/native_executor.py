@@ -248,6 +248,7 @@ def load_native_executor(
     model_name: str,
     options: NativeOptions | None = None,
     check_size: Callable[[int], None] | None = None,
+    in_floats: bool = False,
     layer_of: tuple[int, NativeExecutor] | None = None,
 ) -> NativeExecutor:
     """Load a model folder or GGUF file into a native executor. KV memory comes with `allocate`.
@@ -256,6 +257,7 @@ def load_native_executor(
         source: What `open_artifact` reads or gave.
         model_name: The name callers use.
         check_size: Given the bytes that the weights will take, before the first one is read.
+        in_floats: Hold the exact numbers of quantised weights instead of their codes; for measuring codes.
         layer_of: Take this layer's weights from another version of the model; for measuring it alone.
 
     Raises:
@@ -267,18 +269,16 @@ def load_native_executor(
     artifact = source if isinstance(source, ModelArtifact) else open_artifact(source)
     model, weights = open_model(artifact)
     check_supported(model.plan)
+    revision = artifact.revision
+    if in_floats:
+        # Other bytes of the same file: packed, and named, apart.
+        weights, revision = weights.in_floats(), f"{revision}f32"
     if check_size is not None:
         check_size(packed_bytes(model.plan, weights))
     built = build(options.instruction_set)
     try:
         return NativeExecutor(
-            model,
-            weights,
-            built,
-            name=model_name,
-            revision=artifact.revision,
-            options=options,
-            layer_of=layer_of,
+            model, weights, built, name=model_name, revision=revision, options=options, layer_of=layer_of
         )
     except NativeError as exc:
         raise UnsupportedOperation(str(exc)) from exc

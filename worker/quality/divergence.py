@@ -12,6 +12,10 @@ Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
 
+class NoPositions(ValueError):
+    """There was nothing to measure."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
     """A version beside its float32 baseline over some text, teacher-forced."""
@@ -59,11 +63,11 @@ class DivergenceSum:
         """Return the statistics of what was counted.
 
         Raises:
-            ValueError: Nothing was counted.
+            NoPositions: Nothing was counted.
         """
         values = self.positions()
         if not len(values):
-            raise ValueError("no position was measured")
+            raise NoPositions("no position was measured")
         return Divergence(
             num_positions=len(values),
             mean_kl=float(values.mean()),

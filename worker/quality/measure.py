@@ -76,6 +76,8 @@ class Measured:
     texts: dict[str, Divergence]
     """By kind of text."""
     overall: Divergence
+    left_out: list[str] = field(default_factory=list)
+    """Kinds of text without a position."""
     layers: list[float] = field(default_factory=list)
     """Mean KL with one layer as in the version and all others as in the baseline, by layer; nats a token."""
     scores: list[KindScore] = field(default_factory=list)
@@ -90,10 +92,18 @@ class Measured:
 def measure_texts(
     baseline: Runner, version: Runner, reader: Reader, texts: Mapping[str, str], progress: Progress
 ) -> tuple[dict[str, Divergence], Divergence]:
-    """Return the divergence over each kind of text, teacher-forced, and over all positions together."""
+    """Return the divergence over each kind of text, teacher-forced, and over all positions together.
+
+    A kind that the tokeniser makes no two tokens of is left out.
+
+    Raises:
+        NoPositions: That is every kind.
+    """
     whole, by_kind = DivergenceSum(), {}
     for kind, text in texts.items():
         windows = reader.windows(text)
+        if not windows:
+            continue
         part = DivergenceSum()
         for index, ids in enumerate(windows):
             progress(f"{kind} text {index + 1}/{len(windows)}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from worker.quality.measure import Measured
-from worker.quality.verdict import Check
+from worker.quality.verdict import Check, gaps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,13 +27,19 @@ class Version:
     def passes(self) -> bool:
         return all(check.holds for check in self.checks)
 
+    @property
+    def verdict(self) -> str:
+        """Return the verdict in words, which say when too little was measured for one on the whole model."""
+        word, lacking = "passes" if self.passes else "FAILS", gaps(self.measured)
+        return f"{word}, measured in part only: {'; '.join(lacking)}" if lacking else word
+
 
 Rows = list[list[str]]
 
 
 def tables(versions: Sequence[Version]) -> list[tuple[str, list[str], Rows]]:
     """Return title, head and rows of every table, the same for terminal and Markdown."""
-    text_rows, task_rows, check_rows = [], [], []
+    text_rows, task_rows, output_rows, check_rows = [], [], [], []
     for version in versions:
         measured = version.measured
         for kind, part in [*measured.texts.items(), ("all", measured.overall)]:
@@ -59,6 +65,15 @@ def tables(versions: Sequence[Version]) -> list[tuple[str, list[str], Rows]]:
                     "yes" if score.counts else "no: the baseline is under 20 %",
                 ]
             )
+        if measured.outputs:
+            output_rows.append(
+                [
+                    version.name,
+                    str(len(measured.outputs)),
+                    f"{measured.repetition:.4f}",
+                    f"{measured.baseline_repetition:.4f}",
+                ]
+            )
         for check in version.checks:
             check_rows.append(
                 [
@@ -73,6 +88,7 @@ def tables(versions: Sequence[Version]) -> list[tuple[str, list[str], Rows]]:
     return [
         ("Text, teacher-forced, against float32", text_head, text_rows),
         ("Right answers", ["version", "tasks", "right", "float32's", "counts"], task_rows),
+        ("Recorded outputs", ["version", "prompts", "repetition rate", "float32's"], output_rows),
         ("Verdict", ["version", "check", "value", "limit", ""], check_rows),
     ]
 
@@ -82,8 +98,7 @@ def markdown(versions: Sequence[Version], picture: str | None) -> str:
     lines = ["# Quality", ""]
     for version in versions:
         settings = ", ".join(f"{key} {value}" for key, value in version.settings.items())
-        verdict = "passes" if version.passes else "FAILS"
-        lines.append(f"- **{version.name}** {verdict} (digest `{version.digest}`; {settings})")
+        lines.append(f"- **{version.name}** {version.verdict} (digest `{version.digest}`; {settings})")
     for title, head, rows in tables(versions):
         if rows:
             lines += ["", f"## {title}", "", _row(head), _row(["---"] * len(head)), *map(_row, rows)]
@@ -102,6 +117,7 @@ def as_json(versions: Sequence[Version]) -> str:
                 "name": version.name,
                 "digest": version.digest,
                 "passes": version.passes,
+                "partial": gaps(measured),
                 "settings": dict(version.settings),
                 "texts": {kind: asdict(part) for kind, part in measured.texts.items()},
                 "all": asdict(measured.overall),

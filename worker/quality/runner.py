@@ -57,11 +57,16 @@ class Runner:
     def answers(
         self, prompts: Sequence[Sequence[int]], *, max_tokens: int, stop_ids: frozenset[int]
     ) -> list[list[int]]:
-        """Return the greedy continuation of each prompt, up to `max_tokens` or before a stop id."""
+        """Return the greedy continuation of each prompt, up to `max_tokens` or before a stop id.
+
+        Nothing continues a prompt without tokens: what a tokeniser makes of a script that it does not know.
+        """
         made: list[list[int]] = []
-        for first in range(0, len(prompts), SEQUENCES):
-            made += self._answer_some(prompts[first : first + SEQUENCES], max_tokens, stop_ids)
-        return made
+        asked = [prompt for prompt in prompts if prompt]
+        for first in range(0, len(asked), SEQUENCES):
+            made += self._answer_some(asked[first : first + SEQUENCES], max_tokens, stop_ids)
+        answers = iter(made)
+        return [next(answers) if prompt else [] for prompt in prompts]
 
     def _answer_some(
         self, prompts: Sequence[Sequence[int]], max_tokens: int, stop_ids: frozenset[int]

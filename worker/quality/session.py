@@ -31,9 +31,8 @@ from worker.quality.tasks import Task
 from worker.quality.verdict import Thresholds, judge
 
 EXACT = NativeOptions(compute=Compute.F32, kv_format=KvFormat.F32)
-"""The baseline: float32 activations and KV, weights as stored and dequantised exactly."""
-LAYER_WINDOWS = 2
-"""Windows of text, one kind after the other, that each layer is measured on."""
+"""The baseline's activations and KV: float32. Its weights are held `in_floats`: codes are packed with 16-bit
+scales and offsets, which is part of what a version loses."""
 LONGEST = WINDOW + ANSWER_TOKENS
 
 
@@ -47,7 +46,7 @@ class Wanted:
     prompts: Sequence[str]
     """Whose outputs are recorded."""
     with_layers: bool
-    """Each layer's weights alone too; needs a baseline with other weights."""
+    """Each layer alone too: its weights and products as in the version, all else as in the baseline."""
     thresholds: Thresholds
 
 
@@ -61,16 +60,19 @@ def measure_version(
 
     Raises:
         ArtifactError: A model cannot be read.
+        NoPositions: The texts are too short.
+        UnsupportedOperation: A model has what the native executor does not compute.
     """
     artifact = open_artifact(path)
     reader = reader_of(artifact)
-    exact_options = _threads_of(options, EXACT)
-    exact = load_native_executor(baseline or path, model_name="baseline", options=exact_options)
+    source, exact_options = baseline or path, _threads_of(options, EXACT)
+    exact = load_native_executor(source, model_name="baseline", options=exact_options, in_floats=True)
     executor = load_native_executor(path, model_name=name, options=options)
     try:
         base, ours = (Runner(one, max_tokens=LONGEST) for one in (exact, executor))
         texts, overall = measure_texts(base, ours, reader, wanted.texts, progress)
-        measured = Measured(texts=texts, overall=overall)
+        left_out = [kind for kind in wanted.texts if kind not in texts]
+        measured = Measured(texts=texts, overall=overall, left_out=left_out)
         measured.scores = measure_tasks(base, ours, reader, wanted.tasks, progress)
         progress("recorded outputs")
         measured.outputs = record_outputs(ours, reader, wanted.prompts)
@@ -78,8 +80,8 @@ def measure_version(
         measured.repetition = mean_repetition(measured.outputs)
         measured.baseline_repetition = mean_repetition(measured.baseline_outputs)
         if wanted.with_layers:
-            assert baseline is not None, "checked by the caller: the same weights have nothing to show"
-            measured.layers = _layers(base, baseline, executor, exact_options, reader, wanted.texts, progress)
+            mixed_options = replace(exact_options, compute=options.compute)
+            measured.layers = _layers(base, source, executor, mixed_options, reader, wanted.texts, progress)
     finally:
         exact.close()
         executor.close()
@@ -105,18 +107,24 @@ def _layers(
     base: Runner,
     baseline: Path,
     version: NativeExecutor,
-    exact: NativeOptions,
+    options: NativeOptions,
     reader: Reader,
     texts: Mapping[str, str],
     progress: Progress,
 ) -> list[float]:
-    """Return the mean KL of the baseline with one layer's weights from the version, layer by layer."""
-    windows = [window for text in texts.values() for window in reader.windows(text)[:1]][:LAYER_WINDOWS]
+    """Return the mean KL of the baseline with one layer from the version, layer by layer.
+
+    Over the first window of each kind. Floats are multiplied in float32 whatever `options` say of products:
+    int8 products are that layer's alone.
+    """
+    windows = [window for text in texts.values() for window in reader.windows(text)[:1]]
     num_layers = open_model(open_artifact(baseline))[0].plan.num_layers
     found = []
     for layer in range(num_layers):
         progress(f"layer {layer + 1}/{num_layers}")
-        mixed = load_native_executor(baseline, model_name="layer", options=exact, layer_of=(layer, version))
+        mixed = load_native_executor(
+            baseline, model_name="layer", options=options, in_floats=True, layer_of=(layer, version)
+        )
         runner, part = Runner(mixed, max_tokens=LONGEST), DivergenceSum()
         for window in windows:
             add_window(part, base, runner, window)

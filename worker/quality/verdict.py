@@ -10,6 +10,10 @@ from pathlib import Path
 
 from worker.quality.measure import Measured
 
+FEWEST_POSITIONS = 20_000
+FEWEST_TASKS = 200
+"""Of kinds that count."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
@@ -82,6 +86,19 @@ def judge(measured: Measured, limits: Thresholds) -> list[Check]:
         added = max(0.0, measured.repetition - measured.baseline_repetition)
         checks.append(_at_most("added repetition", added, limits.max_added_repetition))
     return checks
+
+
+def gaps(measured: Measured) -> list[str]:
+    """Return what a verdict on the whole model lacks, one phrase each; nothing where enough was measured."""
+    found = []
+    if measured.overall.num_positions < FEWEST_POSITIONS:
+        found.append(f"{measured.overall.num_positions:,} of {FEWEST_POSITIONS:,} positions")
+    if measured.left_out:
+        found.append(f"no {', '.join(measured.left_out)} text")
+    num_tasks = sum(score.num_tasks for score in measured.scores if score.counts)
+    if num_tasks < FEWEST_TASKS:
+        found.append(f"{num_tasks} of {FEWEST_TASKS} tasks that count")
+    return found
 
 
 def _at_most(name: str, value: float, limit: float) -> Check:

@@ -10,12 +10,14 @@ from worker.quality import picture, report
 from worker.quality.divergence import Divergence
 from worker.quality.measure import KindScore, Measured
 from worker.quality.tasks import TaskKind
-from worker.quality.verdict import Thresholds, judge, read_thresholds
+from worker.quality.verdict import Thresholds, gaps, judge, read_thresholds
 
 
-def measured(mean_kl: float = 0.005, agreement: float = 0.97, right: int = 20) -> Measured:
+def measured(
+    mean_kl: float = 0.005, agreement: float = 0.97, right: int = 20, num_positions: int = 20_000
+) -> Measured:
     part = Divergence(
-        num_positions=100,
+        num_positions=num_positions,
         mean_kl=mean_kl,
         worst_kl=0.4,
         agreement=agreement,
@@ -54,6 +56,34 @@ def test_a_kind_that_the_baseline_cannot_do_decides_nothing() -> None:
     facts, code = measured(right=20).scores
     assert facts.counts
     assert not code.counts  # 5 of 48: all of them lost, and still no verdict.
+
+
+def whole(**changes: float) -> Measured:
+    """Enough text and tasks for a verdict on the whole model."""
+    found = measured(**changes)  # type: ignore[arg-type]
+    found.scores = [KindScore(TaskKind.FACTS, 200, 100, 100)]
+    return found
+
+
+def test_a_verdict_on_too_little_says_what_is_lacking() -> None:
+    assert version(whole()).verdict == "passes"
+    assert version(whole(mean_kl=0.5)).verdict == "FAILS"
+    little = measured(num_positions=500)
+    little.left_out = ["chinese"]
+    lacking = ["500 of 20,000 positions", "no chinese text", "48 of 200 tasks that count"]
+    assert gaps(little) == lacking
+    assert version(little).verdict == f"passes, measured in part only: {'; '.join(lacking)}"
+    assert "passes, measured in part only" in report.markdown([version(little)], None)
+    assert json.loads(report.as_json([version(little)]))[0]["partial"] == lacking
+
+
+def test_repetition_stands_beside_that_of_the_baseline() -> None:
+    found = measured()
+    found.outputs = [("Hi", [7] * 8)]
+    found.repetition, found.baseline_repetition = 0.8, 0.25
+    (rows,) = [rows for title, _, rows in report.tables([version(found)]) if title == "Recorded outputs"]
+    assert rows == [["a|b", "1", "0.8000", "0.2500"]]
+    assert "| 0.8000 | 0.2500 |" in report.markdown([version(found)], None)
 
 
 def test_thresholds_come_from_a_file(tmp_path: Path) -> None:

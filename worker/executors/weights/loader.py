@@ -64,6 +64,10 @@ class WeightSource:
         """Return the weights of one rank of this model, which reads its parts and nothing else."""
         return WeightSource(model, self._sources, parts)
 
+    def in_floats(self) -> "WeightSource":
+        """Return the same weights without codes: every reader gets the exact numbers of `read`."""
+        return _Floats(self._model, self._sources, self._parts)
+
     def read(self, parameter: str) -> Float32:
         """Return a parameter as a new float32 array, dequantised and in our row order.
 
@@ -156,6 +160,16 @@ class WeightSource:
         if (columns := part.rows if is_vector else part.columns) is not None:
             stored = stored.select_columns(columns.start, columns.stop)
         return replace(source, stored=stored)
+
+
+class _Floats(WeightSource):
+    """Weights of which no parameter has codes."""
+
+    def read_quantized(self, parameter: str) -> QuantizedMatrix | None:
+        return None
+
+    def layout_of(self, parameter: str) -> CodeLayout | None:
+        return None
 
 
 def open_model(artifact: ModelArtifact) -> tuple[BuiltModel, WeightSource]:
