@@ -12,7 +12,7 @@ from typing import Any
 
 from services.chassis.fatal import ConfigError
 from services.commands.output import console, print_json
-from services.commands.tenant_connection import Command, add_command, admin_client
+from services.commands.tenant_connection import Command, add_command, add_dry_run, admin_client
 from services.commands.tenant_file import read_tenants, to_yaml, with_fields
 from services.commands.tenant_keys import add_key_commands
 from services.commands.tenant_text import change_lines, change_table, tenant_table
@@ -60,21 +60,21 @@ def _parser() -> argparse.ArgumentParser:
     create = add_command(commands, "create", _create, "add a tenant")
     create.add_argument("id")
     create.add_argument("fields", nargs="*", metavar="FIELD=VALUE")
-    _dry_run(create)
+    add_dry_run(create)
     show = add_command(commands, "show", _show, "show one tenant, as declared and as served, or list all")
     show.add_argument("id", nargs="?")
     change = add_command(commands, "set", _set, "change fields of a tenant")
     change.add_argument("id")
     change.add_argument("fields", nargs="+", metavar="FIELD=VALUE")
-    _dry_run(change)
+    add_dry_run(change)
     delete = add_command(commands, "delete", _delete, "take a tenant away, with its keys")
     delete.add_argument("id")
-    _dry_run(delete)
+    add_dry_run(delete)
     add_command(commands, "export", _export, "print all tenants as a file for `apply`")
     apply = add_command(commands, "apply", _apply, "make tenants as a file declares them; show what differs")
     apply.add_argument("-f", "--file", required=True, help="YAML with a list `tenants`; - reads the input")
     apply.add_argument("--delete-missing", action="store_true", help="take away what the file does not name")
-    _dry_run(apply)
+    add_dry_run(apply)
     audit = add_command(commands, "audit", _audit, "list who changed what, newest first")
     audit.add_argument("id", nargs="?")
     add_usage_command(commands)
@@ -82,10 +82,6 @@ def _parser() -> argparse.ArgumentParser:
     keys = commands.add_parser("keys", help=about, description=about)
     add_key_commands(keys.add_subparsers(required=True, metavar="COMMAND"))
     return parser
-
-
-def _dry_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="check and show, change nothing")
 
 
 async def _create(client: TenantAdminClient, args: argparse.Namespace) -> int:

@@ -40,6 +40,10 @@ def add_admin_flags(parser: argparse.ArgumentParser) -> None:
     add_tls_flags(group, config=False)
 
 
+def add_dry_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="check and show, change nothing")
+
+
 @asynccontextmanager
 async def admin_client(args: argparse.Namespace) -> AsyncIterator[TenantAdminClient]:
     """Open a client as the flags say; a call that fails ends as one line.

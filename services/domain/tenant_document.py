@@ -6,6 +6,7 @@ written. Knows no file format.
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,6 +64,16 @@ def _band(where: str, value: object) -> str:
     return str(a_name(where, value)).lower()
 
 
+def _currency(where: str, value: object) -> str:
+    """Read an ISO 4217 code by its form, or none; which codes are in use changes from year to year."""
+    if isinstance(value, str) and (not value or _CURRENCY.fullmatch(value)):
+        return value
+    meant = value.strip().upper() if isinstance(value, str) else ""
+    nearest = meant if _CURRENCY.fullmatch(meant) else None
+    raise refused(where, "an ISO 4217 code of three capital letters", value, nearest)
+
+
+_CURRENCY = re.compile("[A-Z]{3}")
 _TOKENS = a_whole(1, MAX_TOKENS)
 _BUDGET = a_table(
     Budget, {"tokens": _TOKENS, "hard": false_or_true, "warn_at": a_number(0.0, 1.0)}, required=("tokens",)
@@ -77,7 +88,7 @@ _LIMITS: dict[str, Reader] = {
     "monthly": _budget,
     "utc_offset_minutes": a_whole(-14 * 60, 14 * 60),
 }
-_PRICES: dict[str, Reader] = {"currency": a_text(8)} | {
+_PRICES: dict[str, Reader] = {"currency": _currency} | {
     one.name: a_number(0.0, MAX_PRICE) for one in dataclasses.fields(Prices) if one.name != "currency"
 }
 read_limits: Reader = a_table(Limits, _LIMITS)

@@ -137,13 +137,16 @@ class TenantAdminClient:
         scopes: Sequence[str] = (),
         limits: Document | None = None,
         lifetime_s: int | None = None,
+        dry_run: bool = False,
     ) -> ShownKey:
+        """Make a key; a dry run's has no secret, and neither it nor its id will be."""
         request = pb.CreateKeyRequest(
             tenant=tenant,
             label=label,
             scopes=[_SCOPES[one] for one in scopes],
             limits=limits_to_pb(limits) if limits else None,
             lifetime_s=lifetime_s,
+            dry_run=dry_run,
         )
         answer = await self._call(self._stub.CreateKey, request)
         return ShownKey(_key(answer.key), answer.secret)
@@ -156,13 +159,16 @@ class TenantAdminClient:
             lambda answer: [_key(one) for one in answer.keys],
         )
 
-    async def rotate_key(self, key_id: str, *, overlap_s: int, lifetime_s: int | None) -> ShownKey:
-        request = pb.RotateKeyRequest(id=key_id, overlap_s=overlap_s, lifetime_s=lifetime_s)
+    async def rotate_key(
+        self, key_id: str, *, overlap_s: int, lifetime_s: int | None, dry_run: bool = False
+    ) -> ShownKey:
+        request = pb.RotateKeyRequest(id=key_id, overlap_s=overlap_s, lifetime_s=lifetime_s, dry_run=dry_run)
         answer = await self._call(self._stub.RotateKey, request)
         return ShownKey(_key(answer.key), answer.secret, _key(answer.old_key))
 
-    async def revoke_key(self, key_id: str) -> KeyView:
-        return _key((await self._call(self._stub.RevokeKey, pb.RevokeKeyRequest(id=key_id))).key)
+    async def revoke_key(self, key_id: str, *, dry_run: bool = False) -> KeyView:
+        request = pb.RevokeKeyRequest(id=key_id, dry_run=dry_run)
+        return _key((await self._call(self._stub.RevokeKey, request)).key)
 
     async def changes(self, tenant: str = "") -> list[ChangeView]:
         """Return the changes that were made, newest first."""

@@ -72,6 +72,9 @@ def test_short_and_long_spellings_mean_the_same() -> None:
         ),
         ({"long_class": {"daily": {"tokens": 0}}}, "long_class.daily.tokens", "from 1", "1"),
         ({"prices": {"output_per_million": -0.5}}, "prices.output_per_million", "from 0", "0.0"),
+        ({"prices": {"currency": "eur"}}, "prices.currency", "ISO 4217", "EUR"),
+        ({"prices": {"currency": "euros"}}, "prices.currency", "ISO 4217", None),
+        ({"prices": {"currency": "€"}}, "prices.currency", "ISO 4217", None),
         ({"max_concurency": 5}, "max_concurency", "did you mean", "max_concurrency"),
     ],
 )
