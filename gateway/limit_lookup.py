@@ -40,6 +40,16 @@ class LimitLookup:
 def states_of(uses: Sequence[ScopeUse]) -> list[ScopeState]:
     """Return what a `LimitStatus` is made of."""
     return [
-        ScopeState(use.left_requests or 0, use.left_tokens or 0, use.day_spent, use.month_spent)
+        ScopeState(
+            left_requests=use.left_requests or 0,
+            left_tokens=use.left_tokens or 0,
+            left_prompt_tokens=use.left_prompt_tokens or 0,
+            left_output_tokens=use.left_output_tokens or 0,
+            num_leases=use.num_leases,
+            day_charged=use.day_charged,
+            day_spent=use.day_spent,
+            month_charged=use.month_charged,
+            month_spent=use.month_spent,
+        )
         for use in uses
     ]

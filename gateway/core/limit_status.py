@@ -20,7 +20,14 @@ class ScopeState(NamedTuple):
     left_requests: float
     left_tokens: float
     """In the bucket of `tokens_per_minute`."""
+    left_prompt_tokens: float
+    left_output_tokens: float
+    num_leases: float
+    """Choices waiting or running."""
+    day_charged: float
+    """Spent by what ended, and the worst case of what is open."""
     day_spent: float
+    month_charged: float
     month_spent: float
 
 
@@ -56,6 +63,12 @@ def limit_status_of(account: Account, states: Sequence[ScopeState]) -> LimitStat
     pairs = [(scope.limits, state) for scope, state in zip(account.scopes, states, strict=True)]
     _tell(headers, "requests", [(one.requests_per_minute, state.left_requests) for one, state in pairs])
     _tell(headers, "tokens", [(one.tokens_per_minute, state.left_tokens) for one, state in pairs])
+    apart = [(one.prompt_tokens_per_minute, state.left_prompt_tokens) for one, state in pairs]
+    _tell(headers, "prompt-tokens", apart)
+    apart = [(one.output_tokens_per_minute, state.left_output_tokens) for one, state in pairs]
+    _tell(headers, "output-tokens", apart)
+    _tell_amount(headers, "requests", [_seats(one, state) for one, state in pairs])
+    _tell_amount(headers, "tokens", [part for one, state in pairs for part in _hard_budgets(one, state)])
     warnings = [
         warning
         for scope, state in zip(account.scopes, states, strict=True)
@@ -83,8 +96,8 @@ def header_text(text: str) -> str:
 
 def is_told(limits: Limits) -> bool:
     """Say whether answers tell anything of `limits`."""
-    told = (limits.requests_per_minute, limits.tokens_per_minute, limits.daily, limits.monthly)
-    return any(one is not None for one in told)
+    zone = limits.utc_offset_minutes
+    return limits != Limits(utc_offset_minutes=zone)
 
 
 def duration(seconds: float) -> str:
@@ -105,6 +118,27 @@ def _tell(headers: dict[str, str], kind: str, rates: Sequence[tuple[Rate | None,
     headers[f"x-ratelimit-limit-{kind}"] = str(capacity)
     headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, math.floor(left)))
     headers[f"x-ratelimit-reset-{kind}"] = duration(max(0.0, capacity - left) * 60 / per_minute)
+
+
+def _tell_amount(headers: dict[str, str], kind: str, amounts: Sequence[tuple[float, int] | None]) -> None:
+    """Add limit and rest of what no minute refills, where no rate has told of its kind."""
+    known = [one for one in amounts if one is not None]
+    if not known or f"x-ratelimit-limit-{kind}" in headers:
+        return
+    left, limit = min(known)
+    headers[f"x-ratelimit-limit-{kind}"] = str(limit)
+    headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, math.floor(left)))
+
+
+def _seats(limits: Limits, state: ScopeState) -> tuple[float, int] | None:
+    most = limits.max_concurrency
+    return None if most is None else (most - state.num_leases, most)
+
+
+def _hard_budgets(limits: Limits, state: ScopeState) -> list[tuple[float, int]]:
+    """Return what is left of budgets that refuse, and their size: nobody has to wait for a soft one."""
+    budgets = ((limits.daily, state.day_charged), (limits.monthly, state.month_charged))
+    return [(one.tokens - charged, one.tokens) for one, charged in budgets if one is not None and one.hard]
 
 
 def _soft_parts(limits: Limits, state: ScopeState) -> list[float]:

@@ -136,13 +136,15 @@ local function reap()
   end
 end
 
--- Per scope what is left of requests and tokens, and spent of its day and month: packed, since many numbers in a
--- reply take longer than the rest of the call.
+-- Per scope what is left of each bucket, its leases, and charged and spent of its day and month: packed, since many
+-- numbers in a reply take longer than the rest of the call.
 local function limit_status(names)
   local parts = {}
   for index, name in ipairs(names) do
-    local counter = loaded[name]
-    parts[index] = struct.pack('<dddd', counter[BUCKETS[1]], counter[BUCKETS[2]], counter[DAY + 2], counter[MONTH + 2])
+    local c = loaded[name]
+    local b = BUCKETS
+    parts[index] = struct.pack('<ddddddddd', c[b[1]], c[b[2]], c[b[3]], c[b[4]], c[HELD],
+      c[DAY + 1], c[DAY + 2], c[MONTH + 1], c[MONTH + 2])
   end
   return table.concat(parts)
 end

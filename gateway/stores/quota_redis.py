@@ -31,7 +31,7 @@ from services.domain.tenant import NANO
 from services.domain.usage import UsageCounts, UsageRecord
 
 _Item = TypeVar("_Item")
-_STATE = struct.Struct("<4d")
+_STATE = struct.Struct("<9d")
 
 BACKGROUND_LIMIT_S = 1.0
 """Limit of a call that nobody waits for."""

@@ -55,3 +55,25 @@ async def test_a_budget_warns_when_its_share_is_used_not_when_it_is_reserved(sto
     assert [dataclasses.astuple(one) for one in told.warnings] == [
         ("tenant/team", "daily_budget", 40, 100, False)
     ]
+
+
+async def test_tokens_apart_seats_and_hard_budgets_are_told_alike_by_both_ways(store: QuotaStore) -> None:
+    slow = Rate(per_minute=1, burst=250)
+    limits = Limits(
+        prompt_tokens_per_minute=slow,
+        output_tokens_per_minute=slow,
+        max_concurrency=3,
+        daily=Budget(tokens=10**6),
+    )
+    account = an_account(limits)
+    reservation = a_reservation(account, 1)
+    told = (await store.reserve(reservation)).headers
+    # One a minute comes back meanwhile.
+    for kind, taken in (("prompt", reservation.prompt_tokens), ("output", reservation.output_tokens)):
+        assert 250 - taken <= int(told[LEFT.format(f"{kind}-tokens")]) <= 260 - taken
+    assert (told[LIMIT.format("requests")], told[LEFT.format("requests")]) == ("3", "2")
+    assert told[LEFT.format("tokens")] == str(10**6 - reservation.num_tokens)
+    again = limit_status_of(account, states_of(await store.use(account))).headers
+    assert again.keys() == told.keys()
+    for kind in ("requests", "tokens"):
+        assert again[LEFT.format(kind)] == told[LEFT.format(kind)]

@@ -5,7 +5,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gateway.core.limit_status import LimitStatus, ScopeState, limit_status_of
+from gateway.core.limit_status import LimitStatus, limit_status_of
+from gateway.limit_lookup import states_of
 from gateway.stores.quota import (
     LEASE_S,
     REMEMBER_S,
@@ -93,12 +94,7 @@ class MemoryQuota:
         return self._status(below, account)
 
     def _status(self, below: _Organisation, account: Account) -> LimitStatus:
-        states = []
-        for scope in account.scopes:
-            use = self._use_of(below, scope)
-            left = (use.left_requests or 0, use.left_tokens or 0)
-            states.append(ScopeState(*left, use.day_spent, use.month_spent))
-        return limit_status_of(account, states)
+        return limit_status_of(account, states_of([self._use_of(below, scope) for scope in account.scopes]))
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         for one in settlements:

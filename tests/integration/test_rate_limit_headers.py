@@ -13,7 +13,10 @@ from tests.fakes.gateway_rig import ACME_KEY, ACME_TOKENS, SERVER_KEY, a_request
 from tests.fakes.http_rig import KEY, HttpRig, http_rig
 from tests.fakes.quota_memory import MemoryQuota
 
-NAMES = {f"x-ratelimit-{what}-tokens" for what in ("limit", "remaining", "reset")}
+NAMES = {f"x-ratelimit-{what}-tokens" for what in ("limit", "remaining", "reset")} | {
+    f"x-ratelimit-{what}-requests" for what in ("limit", "remaining")
+}
+"""Of a tenant with a rate of tokens, and a limit of concurrency which nothing refills."""
 
 
 @pytest.fixture

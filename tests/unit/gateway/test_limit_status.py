@@ -6,15 +6,42 @@ import pytest
 import structlog
 
 from gateway.budget_warnings import BudgetWarnings
-from gateway.core.limit_status import WARNING_HEADER, BudgetWarning, ScopeState, duration, limit_status_of
+from gateway.core.limit_status import (
+    WARNING_HEADER,
+    BudgetWarning,
+    ScopeState,
+    duration,
+    is_told,
+    limit_status_of,
+)
 from services.chassis.metrics import Metrics
 from services.domain.ids import TenantId
 from services.domain.limits import Budget, Limits, Rate, Scope, ScopeKind
 from tests.fakes.quota_values import an_account
 
 
-def state(requests: float = 0, tokens: float = 0, day: float = 0, month: float = 0) -> ScopeState:
-    return ScopeState(requests, tokens, day, month)
+def state(
+    requests: float = 0,
+    tokens: float = 0,
+    day: float = 0,
+    month: float = 0,
+    *,
+    prompt: float = 0,
+    output: float = 0,
+    leases: float = 0,
+    open_tokens: float = 0,
+) -> ScopeState:
+    return ScopeState(
+        left_requests=requests,
+        left_tokens=tokens,
+        left_prompt_tokens=prompt,
+        left_output_tokens=output,
+        num_leases=leases,
+        day_charged=day + open_tokens,
+        day_spent=day,
+        month_charged=month + open_tokens,
+        month_spent=month,
+    )
 
 
 def test_the_scope_with_the_least_left_is_told() -> None:
@@ -32,6 +59,39 @@ def test_the_scope_with_the_least_left_is_told() -> None:
         "x-ratelimit-remaining-tokens": "40",
         "x-ratelimit-reset-tokens": "591ms",
     }
+
+
+def test_prompt_and_output_tokens_are_told_apart_where_they_are_limited_apart() -> None:
+    limits = Limits(
+        prompt_tokens_per_minute=Rate(per_minute=600), output_tokens_per_minute=Rate(per_minute=60, burst=30)
+    )
+    assert is_told(limits)
+    assert limit_status_of(an_account(limits), [state(prompt=590, output=29)]).headers == {
+        "x-ratelimit-limit-prompt-tokens": "600",
+        "x-ratelimit-remaining-prompt-tokens": "590",
+        "x-ratelimit-reset-prompt-tokens": "1s",
+        "x-ratelimit-limit-output-tokens": "30",
+        "x-ratelimit-remaining-output-tokens": "29",
+        "x-ratelimit-reset-output-tokens": "1s",
+    }
+
+
+def test_without_rates_the_fewest_seats_and_the_smallest_rest_of_a_hard_budget_are_told() -> None:
+    team = Limits(max_concurrency=4, daily=Budget(tokens=100), monthly=Budget(tokens=1000))
+    org = Limits(max_concurrency=8, daily=Budget(tokens=10, hard=False))
+    assert is_told(Limits(max_concurrency=1))
+    states = [state(day=20, month=20, open_tokens=30, leases=1), state(day=9, leases=7)]
+    told = limit_status_of(an_account(team, org), states).headers
+    assert {name: value for name, value in told.items() if name != WARNING_HEADER} == {
+        "x-ratelimit-limit-requests": "8",
+        "x-ratelimit-remaining-requests": "1",
+        "x-ratelimit-limit-tokens": "100",
+        "x-ratelimit-remaining-tokens": "50",
+    }
+    rated = Limits(max_concurrency=1, requests_per_minute=Rate(per_minute=60))
+    told = limit_status_of(an_account(rated), [state(requests=60, leases=1)]).headers
+    assert told["x-ratelimit-remaining-requests"] == "60", "a rate comes first"
+    assert not is_told(Limits(utc_offset_minutes=60))
 
 
 def test_what_is_not_limited_is_not_told_and_a_debt_is_nothing_left() -> None:
