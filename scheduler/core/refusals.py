@@ -127,7 +127,10 @@ class Refusals:
         what = f"{own} requests of this tenant wait, " if step is Step.THROTTLE else ""
         # As of every step: what would have been its due, and what it gets.
         told = Degraded(step, str(own + 1), str(MOST_THROTTLED if step is Step.THROTTLE else 0))
-        metadata = {"band": band, "waiting": str(own), **told.metadata}
+        position = self._room.policy.num_waiting(acquire.model, acquire.band) + 1
+        wait_s = self._placer.expected_wait_s(acquire.model, position, now)
+        place = place_in_queue(position, wait_s)
+        metadata = {"band": band, "waiting": str(own), **told.metadata, **place}
         return Overloaded(
             f"{what}{acquire.model} is overloaded and its {band} band degraded to step {step.name.lower()}",
             ErrorDetail(

@@ -88,6 +88,25 @@ def test_in_a_throttled_band_each_tenant_has_one_request_waiting(policy: type[Qu
     assert not refused(queue.ask("7")), "none of its requests waits any more"
 
 
+@pytest.mark.parametrize("step", [Step.THROTTLE, Step.REFUSE])
+def test_a_refusal_tells_where_it_would_have_stood_and_how_long_that_takes(step: Step) -> None:
+    queue = Queue()
+    for count in range(39):
+        queue.ask(str(count), tenant="first")
+    queue.until(step)
+    (unknown,) = refused(queue.ask("before any was placed", tenant="first"))
+    assert unknown.detail.metadata["position"] == "41", "40 wait in the band and those before it"
+    assert "expected_wait_ms" not in unknown.detail.metadata, "nobody knows yet"
+    for count in range(1, 13):
+        queue.now += 0.25
+        queue.core.report(hello().worker, report(granted=count), queue.now)
+        queue.core.place(queue.now)
+    (error,) = refused(queue.ask("after", tenant="first"))
+    assert error.detail.metadata["position"] == "29"
+    wait_ms = int(error.detail.metadata["expected_wait_ms"])
+    assert wait_ms == pytest.approx(29 * 250, rel=0.2), "29 at 4 a second"
+
+
 @pytest.mark.parametrize("policy", [FairPolicy, FifoPolicy])
 @pytest.mark.parametrize(("attempt", "is_refused"), [(1, True), (2, False)])
 def test_at_the_top_nothing_new_of_who_waits_is_let_in_but_further_attempts_are(
