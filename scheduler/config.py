@@ -23,6 +23,9 @@ from services.domain.ids import WorkerId
 
 _BAND_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 
+LEAST_FLOOR = 0.001
+"""Of a band below the first: with none at all it could wait for ever."""
+
 
 class Policy(StrEnum):
     """Who is next."""
@@ -39,7 +42,8 @@ class BandConfig:
     name: str
     """1 to 64 lower-case letters, digits, `_`, `.` or `-`."""
     floor: float = 0.0
-    """Part of the service that it gets while it waits, however busy the bands before it are; 0 to below 1."""
+    """Part of the service that it gets while it waits, however busy the bands before it are; 0.001 to 0.99,
+    in the first band, which is before all others, from 0."""
     target_ms: int = 0
     """Longest that its oldest request should wait before bands degrade; 0 to 3600000, 0 is never."""
 
@@ -160,10 +164,10 @@ class SchedulerConfig:
         )
 
     def _check_bands(self) -> None:
-        for one in self.bands:
+        for rank, one in self._ranked():
             if not _BAND_NAME.fullmatch(one.name):
                 raise ValueError(f"bands.name must be 1 to 64 of a-z, 0-9, _, . and -, got {one.name!r}")
-            check_range(f"bands.{one.name}.floor", one.floor, 0, 0.99)
+            check_range(f"bands.{one.name}.floor", one.floor, LEAST_FLOOR if rank > 1 else 0, 0.99)
             check_range(f"bands.{one.name}.target_ms", one.target_ms, 0, 3_600_000)
         Bands(tuple(one.name for one in self.bands))
         floors = sum(one.floor for one in self.bands)

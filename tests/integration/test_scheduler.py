@@ -125,7 +125,7 @@ async def test_the_batch_window_gathers_over_the_wire() -> None:
 
 
 async def test_gateways_and_status_hear_of_a_band_that_degrades() -> None:
-    bands = (BandConfig(name="live"), BandConfig(name="night", target_ms=1))
+    bands = (BandConfig(name="live"), BandConfig(name="night", floor=0.1, target_ms=1))
     async with scheduler(bands=bands, degrade_after_ms=0) as running:
         await FakeWorker(running.channel).connect(granted=0)
         gateway = await FakeGateway(running.channel).connect()
@@ -144,7 +144,7 @@ async def test_gateways_and_status_hear_of_a_band_that_degrades() -> None:
 
 
 async def test_what_waits_for_a_band_that_is_gone_is_served_in_the_last() -> None:
-    async with scheduler(bands=(BandConfig(name="live"), BandConfig(name="night"))) as running:
+    async with scheduler(bands=(BandConfig(name="live"), BandConfig(name="night", floor=0.1))) as running:
         await FakeWorker(running.channel).connect(granted=1)
         gateway = await FakeGateway(running.channel).connect(waiting=[pb_acquire("a", band=3)])
         await gateway.until(placements(1))

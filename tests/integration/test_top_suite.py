@@ -41,7 +41,7 @@ def row(screen: Top, tenant: str) -> Any:
 async def test_it_shows_what_each_tenant_gets_beside_what_its_weight_would_give() -> None:
     async with contextlib.AsyncExitStack() as stack:
         bands = tuple(
-            BandConfig(name=name, target_ms=int(name == "batch"))
+            BandConfig(name=name, floor=0.1, target_ms=int(name == "batch"))
             for name in ("interactive", "standard", "batch")
         )
         running = await stack.enter_async_context(scheduler(bands=bands, degrade_after_ms=0))

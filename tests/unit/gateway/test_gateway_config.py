@@ -85,7 +85,7 @@ def test_a_tenants_band_is_one_that_the_file_gives_the_scheduler(
     tmp_path: Path, band: str, refused: str
 ) -> None:
     file = tmp_path / "quire.toml"
-    bands = "".join(f'[[scheduler.bands]]\nname = "{name}"\n' for name in ("live", "night"))
+    bands = "".join(f'[[scheduler.bands]]\nname = "{name}"\nfloor = 0.1\n' for name in ("live", "night"))
     file.write_text(f'{bands}[[tenants]]\nid = "a"\nband = "{band}"\n[[tenants]]\nid = "names-none"\n')
     if not refused:
         _, declared = load_config(["--config", str(file)], {})

@@ -67,9 +67,11 @@ def test_a_lower_band_gets_its_floor_and_no_more(rules: FairRules) -> None:
 
 
 def test_bands_of_ones_own_have_their_own_floors() -> None:
-    rules = FairRules(floors={Band(2): 0.2, Band(4): 0.1}, num_bands=4)
+    rules = FairRules(floors={Band(2): 0.2, Band(3): 0.05, Band(4): 0.1}, num_bands=4)
     shares = floors(FairPolicy(rules), until_s=60.0, bands=Bands(("a", "b", "c", "d")))
-    assert [shares[band] for band in map(Band, range(1, 5))] == pytest.approx([0.7, 0.2, 0.0, 0.1], abs=0.02)
+    assert [shares[band] for band in map(Band, range(1, 5))] == pytest.approx(
+        [0.65, 0.2, 0.05, 0.1], abs=0.02
+    )
 
 
 def test_without_a_floor_a_lower_band_gets_nothing() -> None:

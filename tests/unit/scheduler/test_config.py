@@ -53,10 +53,12 @@ def test_bands_their_order_and_their_floors_are_the_files(tmp_path: Path) -> Non
     ("text", "rule"),
     [
         ("bands = []", "1 to 8 different names"),
-        ('bands = [{name = "a"}, {name = "a"}]', "different names, got a, a"),
+        ('bands = [{name = "a"}, {name = "a", floor = 0.1}]', "different names, got a, a"),
         ('bands = [{name = "A b"}]', "bands.name must be 1 to 64 of a-z"),
         ('bands = [{name = "a", floor = 0.5}, {name = "b", floor = 0.5}]', "sum to less than 1, got 1"),
         ('bands = [{name = "a", floor = -0.1}]', "bands.a.floor must be 0 to 0.99, got -0.1"),
+        ('bands = [{name = "a"}, {name = "b"}]', "bands.b.floor must be 0.001 to 0.99, got 0.0"),
+        ('bands = [{name = "a"}, {name = "b", floor = 0}]', "bands.b.floor must be 0.001 to 0.99, got 0"),
         ('bands = [{name = "a", flor = 0.1}]', "a table of name, floor, target_ms"),
     ],
 )
