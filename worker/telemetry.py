@@ -114,7 +114,7 @@ def tell_kernels(metrics: Metrics, profile: ModelProfile) -> None:
     ).set(float(profile.is_batch_invariant))
     gauge = metrics.gauge(
         "quire_kernel_info",
-        "Products of the model, by layers and the kernel they run",
+        "Operations of the model, by layers and the kernel they run",
         ["layer_kind", "kernel"],
     )
     for use in profile.kernels:

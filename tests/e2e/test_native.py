@@ -26,5 +26,9 @@ async def test_by_itself_a_worker_multiplies_codes_by_int8_and_loads_no_torch(
         metrics = await stack.metrics("worker-0")
         for layer_kind, count in {"q+k+v": 30, "o": 30, "gate+up": 30, "down": 30}.items():
             assert metrics.sum("quire_kernel_info", layer_kind=layer_kind, kernel="u4_i8") == count
+        # The embedding of this file is Q8_0, and its head is tied to it.
+        assert metrics.sum("quire_kernel_info", layer_kind="logits", kernel="u8_i8") == 1
+        assert metrics.sum("quire_kernel_info", layer_kind="embedding", kernel="u8_f32") == 1
+        assert metrics.sum("quire_kernel_info", layer_kind="attention", kernel="kv_int8") == 30
         for process in stack.family():
             assert not [region.path for region in process.memory_maps() if "libtorch" in region.path]

@@ -14,13 +14,13 @@ from worker.engine.config import MAX_SCORED_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class KernelUse:
-    """Which code really multiplies with the weights of a kind of layer."""
+    """Which code really reads the weights, or the KV, of a kind of layer."""
 
     layer_kind: str
-    """Roles of the weights, e.g. `q+k+v`, or `logits`."""
+    """`embedding`, `attention`, `logits`, or roles of the weights, e.g. `q+k+v` (see `kernel_uses`)."""
     kernel: str
     count: int
-    """Products of the plan that run it."""
+    """Operations of the plan that run it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class ModelProfile:
     """Bytes of KV of all layers in one page."""
     weight_bytes: int
     kernels: tuple[KernelUse, ...] = ()
-    """What products run on; empty where nothing is computed."""
+    """What layers run on; empty where nothing is computed."""
     is_batch_invariant: bool = True
     """Whether a row's bits depend on its own sequence alone. If not, `numerics` is this process's own."""
 

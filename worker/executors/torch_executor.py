@@ -19,15 +19,13 @@ from services.domain.ids import Namespace
 from services.domain.kv_layout import KvFormat, KvLayout
 from worker.engine.batch import Batch, StepResult
 from worker.engine.sampler import sample
-from worker.executors.base import ExecutorFault, KernelUse, ModelProfile, nothing
+from worker.executors.base import ExecutorFault, ModelProfile, nothing
+from worker.executors.kernel_uses import count_uses, is_named
 from worker.executors.torch_plan import TorchPlan
 from worker.executors.torch_ranks import Ranks
 from worker.executors.torch_step import StepBuilder
 from worker.executors.weights.loader import WeightSource, open_model, shard_model
 from worker.models.registry import BuiltModel
-from worker.plan.op import OpKind
-
-_PRODUCTS = (OpKind.LINEAR, OpKind.LOGITS)
 
 LogitsTap = Callable[[Batch, NDArray[np.float32]], None]
 
@@ -71,8 +69,8 @@ class TorchExecutor:
             page_size=page_size,
             page_bytes=self._layout.page_bytes,
             weight_bytes=self._plan.weight_bytes,
-            # Whatever the file holds, products read float32.
-            kernels=(KernelUse("all", "torch_float32", sum(op.kind in _PRODUCTS for op in plan.ops)),),
+            # Whatever the file holds, everything reads float32.
+            kernels=count_uses((op, "torch_float32") for op in plan.ops if is_named(op)),
         )
         self._ranks = ranks
         self._num_heads, self._windows = plan.num_heads, plan.windows

@@ -84,6 +84,7 @@ class TritonExecutor:
                 dtype=dtype,
                 max_positions=config.max_positions,
                 device=device,
+                kv_format=kv_format,
                 int8_rows=int8_rows,
                 vendor_products=vendor_products,
                 ranks=ranks,

@@ -3,7 +3,6 @@
 Knows which kernel computes what; knows nothing of batches beyond the tensors of a `TritonStep`.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -11,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from services.domain.kv_layout import KvFormat
 from worker.executors.base import KernelUse, StepLimits
+from worker.executors.kernel_uses import count_uses
 from worker.executors.torch_ranks import Ranks
 from worker.executors.triton_context import PlanMemory, Run, StepContext
 from worker.executors.triton_step import TritonStep
@@ -24,12 +25,12 @@ from worker.kernels.group_quantize_torch import codes_in
 from worker.kernels.group_quantize_triton import group_quantize
 from worker.kernels.kv_pages_torch import LayerKv
 from worker.kernels.linear_triton import kind_of, linear, most_pieces
+from worker.kernels.packed_matrix_torch import PackedMatrix
 from worker.kernels.paged_attention_triton import SplitMemory, decode_attention, lanes_of, ragged_attention
 from worker.kernels.rms_norm_triton import qk_norm, rms_norm
 from worker.kernels.rope_store_triton import rope_store
 from worker.kernels.soft_cap_triton import soft_cap
 from worker.kernels.vendor_linear_torch import vendor_linear
-from worker.models.tensor_names import role_of
 from worker.plan.arena import pack
 from worker.plan.op import Activation, Op, OpKind, Plan
 from worker.plan.peephole import fuse
@@ -48,16 +49,17 @@ class TritonPlan:
         dtype: torch.dtype,
         max_positions: int,
         device: torch.device,
+        kv_format: KvFormat,
         int8_rows: bool,
         vendor_products: bool = False,
         ranks: Ranks | None = None,
     ) -> None:
         self._vendor_products = vendor_products
-        self._dtype, self._device, self._ranks = dtype, device, ranks
+        self._dtype, self._device, self._ranks, self._kv_format = dtype, device, ranks, kv_format
         self._weights = TritonWeights(weights, dtype=dtype, device=device)
         self._plan = plan = fuse(quantize_inputs(plan, self._takes_codes) if int8_rows else plan)
         self._code_slots = code_slots(plan)
-        self._uses: Counter[tuple[str, str]] = Counter()
+        self._uses: list[tuple[Op, str]] = []
         self._ropes = [rope_table(rope, max_positions, device) for rope in plan.ropes]
         self._is_float = float_slots(plan)
         self._most_pieces: list[Callable[[int], int]] = []
@@ -71,8 +73,8 @@ class TritonPlan:
 
     @property
     def kernels(self) -> tuple[KernelUse, ...]:
-        """What products run on."""
-        return tuple(KernelUse(kind, kernel, count) for (kind, kernel), count in self._uses.items())
+        """What layers run on."""
+        return count_uses(self._uses)
 
     @property
     def uses_vendor(self) -> bool:
@@ -157,12 +159,17 @@ class TritonPlan:
         return binders[op.kind](op)
 
     def _bind_embed(self, op: Op) -> Run:
-        table, (y,) = self._weights.table(op.weights), op.outputs
+        table, (y,) = self._table(op), op.outputs
         return lambda c: gather_rows(table, c.step.ids, c.slots[y])
 
     def _bind_embed_shard(self, op: Op) -> Run:
-        table, (y,), first = self._weights.table(op.weights), op.outputs, op.integer("first")
+        table, (y,), first = self._table(op), op.outputs, op.integer("first")
         return lambda c: gather_shard(table, c.step.ids, c.slots[y], first=first)
+
+    def _table(self, op: Op) -> Tensor:
+        table = self._weights.table(op.weights)
+        self._uses.append((op, f"triton_{kind_of(PackedMatrix(table, 16), self._dtype)}"))
+        return table
 
     def _bind_exchange(self, op: Op) -> Run:
         (x,), (y,), ranks = op.inputs, op.outputs, self._ranks
@@ -201,12 +208,11 @@ class TritonPlan:
         matrix, biases = self._weights.matrix(op.weights[:count]), op.weights[count:]
         is_int8 = x in self._code_slots
         dtype = torch.int8 if is_int8 else self._dtype
-        layer_kind = "+".join(role_of(name) for name in op.weights[:count])
         bias = torch.cat([self._weights.vector(name) for name in biases]) if biases else None
         # Logits are float32, which the library makes of float32 alone.
         is_vendors = self._vendor_products and matrix.bits == 16 and op.kind is OpKind.LINEAR
         kernel = f"{'vendor' if is_vendors else 'triton'}_{kind_of(matrix, dtype)}"
-        self._uses[layer_kind, kernel] += 1
+        self._uses.append((op, kernel))
         if is_vendors:
             return lambda c: vendor_linear(c.slots[x], matrix, c.slots[y], bias=bias)
         self._most_pieces.append(partial(most_pieces, matrix, dtype, self._device))
@@ -246,6 +252,7 @@ class TritonPlan:
     def _bind_paged_attention(self, op: Op) -> Run:
         (x,), (y,), layer = op.inputs, op.outputs, op.integer("layer")
         scale, window, cap = op.number("scale"), op.integer("window"), op.number("soft_cap")
+        self._uses.append((op, f"triton_kv-{self._kv_format}"))
 
         def run(c: StepContext) -> None:
             q, out, step = c.slots[x], c.slots[y], c.step

@@ -13,6 +13,7 @@ from tests.unit.executors.batches import Part, logits_of
 from tests.unit.executors.native_models import INSTRUCTION_SETS, load_native
 from tests.unit.executors.tiny_models import VOCAB, make_model, reference_logits, save_folder, save_gguf
 from worker.executors.native.library import KV_FORMATS, Compute
+from worker.executors.torch_executor import load_torch_executor
 
 pytestmark = pytest.mark.timeout(600)
 """The first test of an instruction set compiles it."""
@@ -158,6 +159,16 @@ def test_numerics_and_namespace_tell_apart_what_gives_other_bits(tmp_path: Path)
 def test_the_profile_names_the_kernels_that_run(tmp_path: Path) -> None:
     path = save_gguf(make_model("llama"), tmp_path / "a.gguf", "Q4_0", {"down_proj": "F16"})
     uses = {use.layer_kind: use for use in load_native(path, tmp_path).profile.kernels}
-    assert set(uses) == {"q+k+v", "o", "gate+up", "down", "logits"}
-    assert uses["o"].kernel != uses["down"].kernel
-    assert (uses["o"].count, uses["logits"].count) == (2, 1)
+    assert set(uses) == {"embedding", "q+k+v", "attention", "o", "gate+up", "down", "logits"}
+    assert (uses["o"].kernel, uses["down"].kernel) == ("u4_i8", "f16_f32")
+    assert (uses["embedding"].kernel, uses["attention"].kernel) == ("u4_f32", "kv_f32")
+    assert (uses["o"].count, uses["attention"].count, uses["logits"].count) == (2, 2, 1)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_torch_names_the_same_kinds_of_layers(is_tied: bool, tmp_path: Path) -> None:
+    path = save_folder(make_model("llama", tie_word_embeddings=is_tied), tmp_path / "model")
+    native = load_native(path, tmp_path).profile.kernels
+    torch = load_torch_executor(path, model_name="tiny", num_threads=1).profile.kernels
+    assert {(use.layer_kind, use.count) for use in native} == {(use.layer_kind, use.count) for use in torch}
+    assert {use.kernel for use in torch} == {"torch_float32"}

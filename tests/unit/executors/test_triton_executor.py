@@ -43,8 +43,16 @@ def load(
     return executor
 
 
+def products_of(executor: TritonExecutor) -> set[str]:
+    """Return the kernels that multiply with weights."""
+    return {
+        use.kernel for use in executor.profile.kernels if use.layer_kind not in ("embedding", "attention")
+    }
+
+
 @pytest.mark.parametrize(
-    "family", ["llama", *(pytest.param(name, marks=slow) for name in ("gemma3", "qwen2", "qwen3"))]
+    "family",
+    ["llama", *(pytest.param(name, marks=slow) for name in ("gemma3", "mistral", "qwen2", "qwen3"))],
 )
 def test_logits_equal_the_torch_executors(family: str, tmp_path: Path) -> None:
     """A chunk beside another sequence's, then the rest of it, then one token of each."""
@@ -66,8 +74,15 @@ def test_the_vendors_products_are_as_near_and_marked(tmp_path: Path) -> None:
     path = save_folder(make_model("qwen2"), tmp_path)
     ours, again = load(path, vendor_products=True), load(path, vendor_products=True)
     products = {(use.layer_kind, use.kernel) for use in ours.profile.kernels}
-    assert {kernel for kind, kernel in products if kind != "head"} == {"vendor_fp32"}
-    assert ("head", "triton_fp32") in products
+    others = {"embedding": "triton_fp32", "attention": "triton_kv-f32", "logits": "triton_fp32"}
+    assert products == {
+        *others.items(),
+        *((kind, "vendor_fp32") for kind in ("q+k+v", "o", "gate+up", "down")),
+    }
+    assert {(use.layer_kind, use.count) for use in ours.profile.kernels} == {
+        (use.layer_kind, use.count)
+        for use in load_torch_executor(path, model_name="tiny", num_threads=1).profile.kernels
+    }
     assert not ours.profile.is_batch_invariant
     assert ours.profile.numerics != again.profile.numerics
     assert ours.profile.namespace == again.profile.namespace
@@ -90,7 +105,7 @@ def test_codes_are_multiplied_as_they_are_stored(kind: str, kernel: str, tmp_pat
     path = save_gguf(make_model("llama"), tmp_path / "tiny.gguf", kind)
     ours, theirs = load(path), load_torch_executor(path, model_name="tiny", num_threads=1)
     theirs.allocate(8)
-    assert {use.kernel for use in ours.profile.kernels} == {kernel}
+    assert products_of(ours) == {kernel}
     assert ours.profile.weight_bytes < theirs.profile.weight_bytes
     parts = [Part(IDS[:21], 0, PAGES[0])]
     np.testing.assert_allclose(logits_of(ours, parts), logits_of(theirs, parts), rtol=0, atol=1e-4)
@@ -137,8 +152,8 @@ def test_weights_of_8_bits_meet_rows_of_8_bits_where_that_is_asked_for(
     path = save_gguf(make_model("llama"), tmp_path / "tiny.gguf", "Q8_0")
     parts = [Part(IDS[:9], 0, PAGES[0])]
     ours, plain = load(path, int8_rows=True), load(path)
-    assert {use.kernel for use in ours.profile.kernels} == {"triton_w8a8-g32", "triton_w8a16-g32"}
-    assert {use.layer_kind for use in ours.profile.kernels if use.kernel == "triton_w8a16-g32"} == {"head"}
+    assert products_of(ours) == {"triton_w8a8-g32", "triton_w8a16-g32"}
+    assert {use.layer_kind for use in ours.profile.kernels if use.kernel == "triton_w8a16-g32"} == {"logits"}
     assert ours.profile.numerics != plain.profile.numerics
     theirs = load_torch_executor(path, model_name="tiny", num_threads=1)
     theirs.allocate(8)

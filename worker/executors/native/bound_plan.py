@@ -4,7 +4,6 @@ Knows `abi.h` and plans; knows nothing of batches or of how weights are packed.
 """
 
 import ctypes
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from services.domain.kv_layout import KvLayout
 from worker.executors.base import KernelUse
+from worker.executors.kernel_uses import count_uses, is_named
 from worker.executors.native.library import (
     KV_FORMATS,
     OP_KINDS,
@@ -26,13 +26,10 @@ from worker.executors.native.library import (
     WeightKind,
 )
 from worker.executors.native.packed_weights import PackedWeights, SwappedLayer, parameter_groups
-from worker.models.tensor_names import role_of
 from worker.plan import op as plan_op
 from worker.plan.op import OpKind, Plan, RopeTable
 
 Float32 = NDArray[np.float32]
-
-_PRODUCTS = (OpKind.LINEAR, OpKind.LOGITS)
 
 
 class UnsupportedOperation(Exception):
@@ -82,7 +79,7 @@ def bind_plan(
     """
     weights: list[Weight] = []
     ops: list[Op] = []
-    kernels: Counter[tuple[str, str]] = Counter()
+    kernels: list[tuple[plan_op.Op, str]] = []
     for op in plan.ops:
         groups = [packed.find(names) for names in parameter_groups(op)]
         entries = [entry for group in groups for entry in group]
@@ -90,10 +87,12 @@ def bind_plan(
         weights += [
             Weight(entry.kind, entry.rows, entry.cols, entry.group, address) for entry, address in entries
         ]
-        if op.kind in _PRODUCTS:
-            for entry, _ in groups[0]:
-                kernel = library.kernel_name(WeightKind(entry.kind), compute)
-                kernels[_layer_kind(op), kernel] += 1
+        if op.kind is OpKind.PAGED_ATTENTION:
+            kernels.append((op, f"kv_{layout.format}"))
+        elif is_named(op):
+            # A row of the embedding is read as floats.
+            read_as = Compute.F32 if op.kind is OpKind.EMBED else compute
+            kernels += [(op, library.kernel_name(WeightKind(entry.kind), read_as)) for entry, _ in groups[0]]
     tables = [rope_table(rope, max_positions) for rope in plan.ropes]
     model = Model(
         ops=(Op * len(ops))(*ops),
@@ -117,8 +116,7 @@ def bind_plan(
     handle = library.call("create", ctypes.byref(model), num_threads)
     if not handle:
         raise NativeError(library.last_error())
-    uses = tuple(KernelUse(kind, kernel, count) for (kind, kernel), count in kernels.items())
-    return BoundPlan(handle, tables, uses)
+    return BoundPlan(handle, tables, count_uses(kernels))
 
 
 def rope_table(rope: RopeTable, max_positions: int) -> Float32:
@@ -151,9 +149,3 @@ def _bind_op(op: plan_op.Op, *, first_weight: int, num_weights: int) -> Op:
     for place, slot in enumerate(op.inputs):
         bound.inputs[place] = slot
     return bound
-
-
-def _layer_kind(op: plan_op.Op) -> str:
-    if op.kind is OpKind.LOGITS:
-        return "logits"
-    return "+".join(role_of(name) for name in parameter_groups(op)[0])
