@@ -1,4 +1,4 @@
-"""The real Gemma 3 through all five processes: transformers' ids, streamed."""
+"""The real Gemma 3 through all five processes, on either executor of a CPU: transformers' ids, streamed."""
 
 import asyncio
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from tests.e2e.stack_setup import REAL
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 CASES = load()[1]
-LARGE = replace(REAL, executor="torch", num_pages=128, stuck_after_s=50, up_limit_s=300)
+LARGE = replace(REAL, num_pages=128, stuck_after_s=50, up_limit_s=300)
 """Four times the weights of the other real model, five times the vocabulary."""
 
 
@@ -29,9 +29,12 @@ def gemma_path() -> Path:
     return pull(MODEL)
 
 
-@pytest.fixture(scope="module")
-def gemma(gemma_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    with running(LARGE, gemma_path, tmp_path_factory.mktemp("gemma")) as stack:
+@pytest.fixture(scope="module", params=["native", "torch"])
+def gemma(
+    request: pytest.FixtureRequest, gemma_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stack]:
+    setup = replace(LARGE, executor=request.param)
+    with running(setup, gemma_path, tmp_path_factory.mktemp("gemma")) as stack:
         yield stack
 
 
