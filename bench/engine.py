@@ -1,8 +1,8 @@
 """How fast a step is without the rest of the suite: `python -m bench.engine`.
 
-Decode: milliseconds of a step for batch x context x weight and KV format, and beside each figure the time
-that reading its weights and its KV once takes at the memory rate measured in the same run (the roofline of
-decode). Prefill: tokens per second for prompts of a length, in steps of the worker's size.
+Decode: milliseconds of a step for batch x context x weight and KV format. Prefill: tokens per second for
+prompts of a length, in steps of the worker's size. Beside each figure stand the times that reading its
+weights and KV once and its multiply-adds alone take at the rates measured in the same run (`bench.roofline`).
 """
 
 import argparse
@@ -10,12 +10,12 @@ import json
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 import numpy as np
 import psutil
 
+from bench.roofline import Rates, measure_rates, multiply_adds
 from bench.suite import Noise
 from services.artifacts.fetch import resolve
 from services.domain.capacity import pages_for
@@ -27,20 +27,6 @@ from worker.executors.native_executor import NativeExecutor, NativeOptions, load
 
 MODEL = "smollm2-135m-instruct"
 GREEDY = SamplingParams(temperature=0)
-READ_BYTES = 512 << 20
-
-
-def memory_rate(num_threads: int) -> float:
-    """Return bytes per second that `num_threads` read together, the best of five passes."""
-    block = np.ones(READ_BYTES // 8, np.int64)
-    parts = np.array_split(block, num_threads)
-    best = float("inf")
-    with ThreadPoolExecutor(num_threads) as pool:
-        for _ in range(5):
-            began = time.perf_counter()
-            list(pool.map(np.sum, parts))
-            best = min(best, time.perf_counter() - began)
-    return READ_BYTES / best
 
 
 def decode_batch(num_sequences: int, context: int, page_size: int, vocab_size: int) -> Batch:
@@ -88,6 +74,23 @@ def _milliseconds(executor: NativeExecutor, batches: Sequence[Batch], repeats: i
     return statistics.median(times[1:])
 
 
+def _floors(
+    executor: NativeExecutor, compute: Compute, batches: Sequence[Batch], rates: Rates
+) -> tuple[float, float]:
+    """Return the milliseconds that reading and that multiplying alone take."""
+    profile = executor.profile
+    pages = sum(pages_for(int(n), profile.page_size) for batch in batches for n in batch.context_len)
+    num_bytes = len(batches) * profile.weight_bytes + pages * profile.page_bytes
+    products = sum(multiply_adds(executor.plan, batch) for batch in batches)
+    return num_bytes / rates.read_bytes * 1000, products / rates.products[compute] * 1000
+
+
+def _beside(floors: tuple[float, float], ms: float) -> str:
+    memory, products = floors
+    bound = max(floors) / ms
+    return f"  floors: memory {memory:6.2f} ms, products {products:6.2f} ms ({bound:4.0%})"
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(
@@ -107,8 +110,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     batches, contexts, lengths = (
         [int(word) for word in text.split(",")] for text in (args.batches, args.contexts, args.prompts)
     )
-    rate = memory_rate(args.threads)
-    print(f"{args.threads} threads, memory {rate / 1e9:.1f} GB/s read")
+    rates = measure_rates(args.threads)
+    print(f"{args.threads} threads, memory {rates.read_bytes / 1e9:.1f} GB/s read, multiply-adds:", end="")
+    print(*(f" {kind.name.lower()} {rate / 1e9:.0f} G/s" for kind, rate in rates.products.items()))
     rows = []
     for model, compute, kv in product(args.models.split(","), args.compute.split(","), args.kv.split(",")):
         options = NativeOptions(
@@ -124,27 +128,30 @@ def main(argv: Sequence[str] | None = None) -> None:
             noise, own = Noise(), psutil.Process().cpu_times()
             batch = decode_batch(num, context, page, profile.vocab_size)
             ms = _milliseconds(executor, [batch], args.repeats)
-            kv_bytes = num * pages_for(context, page) * profile.page_bytes
-            floor = (profile.weight_bytes + kv_bytes) / rate * 1000
+            floors = _floors(executor, options.compute, [batch], rates)
             used = psutil.Process().cpu_times()
             foreign = noise.foreign_share(used.user + used.system - own.user - own.system)
             print(
                 f"  decode {num:3} x {context:5}: {ms:7.2f} ms  {num / ms * 1000:7.0f} tok/s"
-                f"  memory floor {floor:6.2f} ms ({floor / ms:4.0%})  foreign CPU {foreign:.0%}",
+                f"{_beside(floors, ms)}  foreign CPU {foreign:.0%}",
                 flush=True,
             )
             rows.append(
-                {"model": model, "kv": kv, "batch": num, "context": context, "ms": ms, "floor": floor}
+                {"model": model, "kv": kv, "batch": num, "context": context, "ms": ms, "floors": floors}
             )
         for length in lengths:
             steps = list(prefill_batches(length, args.chunk, page, profile.vocab_size))
             ms = _milliseconds(executor, steps, max(3, args.repeats // 5))
-            print(f"  prefill {length:5}: {ms:7.1f} ms  {length / ms * 1000:7.0f} tok/s", flush=True)
-            rows.append({"model": model, "kv": kv, "prefill": length, "ms": ms})
+            floors = _floors(executor, options.compute, steps, rates)
+            print(
+                f"  prefill {length:5}: {ms:7.1f} ms  {length / ms * 1000:7.0f} tok/s{_beside(floors, ms)}",
+                flush=True,
+            )
+            rows.append({"model": model, "kv": kv, "prefill": length, "ms": ms, "floors": floors})
         executor.close()
     if args.json:
         with open(args.json, "w") as file:
-            json.dump({"memory_bytes_per_s": rate, "rows": rows}, file, indent=1)
+            json.dump({"memory_bytes_per_s": rates.read_bytes, "rows": rows}, file, indent=1)
 
 
 if __name__ == "__main__":
