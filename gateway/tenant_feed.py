@@ -45,12 +45,19 @@ class TenantFeed:
 
     Args:
         take_used: Returns when keys were used since it was called last, by key id.
+        on_complete: Called once the store was read for the first time.
     """
 
     def __init__(
-        self, directory: TenantDirectory, log: TenantLog, take_used: Callable[[], dict[str, float]]
+        self,
+        directory: TenantDirectory,
+        log: TenantLog,
+        take_used: Callable[[], dict[str, float]],
+        on_complete: Callable[[], None] = lambda: None,
     ) -> None:
         self.directory = directory
+        directory.is_complete = False
+        self._on_complete = on_complete
         self._log = log
         self._take_used = take_used
         self._told: list[str] = []
@@ -77,6 +84,9 @@ class TenantFeed:
                 directory.replace(stored)
                 break
             await self._put_back()
+        if not directory.is_complete:
+            directory.is_complete = True
+            self._on_complete()
         if directory.problems and directory.problems != self._told:
             _log.error("tenants_unusable", problems=directory.problems[:20])
         self._told = directory.problems

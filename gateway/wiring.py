@@ -82,6 +82,7 @@ class Parts:
         return (
             not self.generate.is_draining
             and self.scheduler.is_connected
+            and self.admin.feed.directory.is_complete
             and bool(self.queries.models.served())
         )
 
@@ -109,8 +110,8 @@ def build_parts(
     """Build everything and start the links and the settler."""
     gateway_metrics = GatewayMetrics(metrics)
     auth = Authenticator(tenants, server_key, time.time)
-    admin = _admin_parts(host, tenants, tenant_log, server_key, auth)
     changed = asyncio.Event()
+    admin = _admin_parts(host, tenants, tenant_log, server_key, auth, changed)
     scheduler = _scheduler_link(host, name, scheduler_channel, tenants, changed)
     workers = WorkerLinks(name=name, epoch=lambda: host.epoch, build=BUILD, spawn=host.spawn, tls=tls)
     book = ModelBook(models, lambda: scheduler.models, lambda: scheduler.bands or Bands())
@@ -176,9 +177,14 @@ def _scheduler_link(
 
 
 def _admin_parts(
-    host: Host, tenants: TenantDirectory, log: TenantLog, server_key: bytes, auth: Authenticator
+    host: Host,
+    tenants: TenantDirectory,
+    log: TenantLog,
+    server_key: bytes,
+    auth: Authenticator,
+    changed: asyncio.Event,
 ) -> AdminParts:
     """Return what tenants and keys are administered by; they follow the store from now on."""
-    feed = TenantFeed(tenants, log, auth.take_used)
+    feed = TenantFeed(tenants, log, auth.take_used, changed.set)
     host.spawn(feed.run(), name="tenants")
     return AdminParts(feed=feed, log=log, tenants=TenantAdmin(feed), keys=KeyAdmin(feed, log, server_key))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from gateway.core.directory import TenantDirectory
 from gateway.core.keys import KeyScope, find_key
 from gateway.core.request import Caller
-from services.domain.errors import BadCredential, NotYours
+from services.domain.errors import BadCredential, DependencyDown, ErrorDetail, NotYours, ServeError
 from services.domain.generation import RequestClass
 from services.domain.ids import TenantId
 from services.domain.limits import Account, Allowance, Limits, Rate
@@ -60,6 +60,7 @@ class Authenticator:
 
         Raises:
             BadCredential: The key is not valid, or one is needed and missing.
+            DependencyDown: See `identify`.
             NotYours: It is valid, but not for this.
         """
         if key is None and scope is KeyScope.ADMIN:
@@ -79,6 +80,7 @@ class Authenticator:
 
         Raises:
             BadCredential: The key is not valid, or one is needed and missing.
+            DependencyDown: What was shown is not known, and the store was not read since the start.
         """
         if key is None and certificate:
             return Caller(tenant=self._holder_of(certificate), key_id="")
@@ -87,8 +89,10 @@ class Authenticator:
                 raise BadCredential(_KEY_NEEDED)
             return Caller(tenant=LOCAL, key_id="")
         found = find_key(self._directory.keys, self._server_key, key)
-        if found is None or not found.is_valid(self._clock()):
-            raise BadCredential("the key is not valid" if found is None else "the key has expired")
+        if found is None:
+            raise self._unknown("the key is not valid")
+        if not found.is_valid(self._clock()):
+            raise BadCredential("the key has expired")
         return Caller(tenant=found.tenant, key_id=found.id)
 
     def require(self, caller: Caller, scope: KeyScope) -> None:
@@ -107,10 +111,20 @@ class Authenticator:
     def _holder_of(self, certificate: Sequence[str]) -> TenantId:
         book = self._directory.book
         holders = {holder for name in certificate if (holder := book.holder_of(name)) is not None}
-        if len(holders) != 1:
-            many = "more than one tenant has" if holders else "no tenant has"
-            raise BadCredential(f"{many} the certificate of {', '.join(certificate)}")
+        names = ", ".join(certificate)
+        if not holders:
+            raise self._unknown(f"no tenant has the certificate of {names}")
+        if len(holders) > 1:
+            raise BadCredential(f"more than one tenant has the certificate of {names}")
         return holders.pop()
+
+    def _unknown(self, message: str) -> ServeError:
+        """Return the refusal of who is not known: for good only once all are known who there are."""
+        if self._directory.is_complete:
+            return BadCredential(message)
+        return DependencyDown(
+            "tenants and keys could not be read from Redis yet", ErrorDetail(retry_after_s=1.0)
+        )
 
     def take_used(self) -> dict[str, float]:
         """Return when keys were used since this was called last, by id, in seconds since 1970."""
@@ -122,10 +136,11 @@ class Authenticator:
 
         Raises:
             BadCredential: It is gone.
+            DependencyDown: It is not known, and the store was not read since the start.
         """
         known = self._directory.book.effective(caller.tenant)
         if known is None:
-            raise BadCredential("the tenant of this key is not known any more")
+            raise self._unknown("the tenant of this key is not known any more")
         return known
 
     def account_of(

@@ -78,6 +78,9 @@ class TenantDirectory:
         """
         self.declared = TenantBook(declared)
         self._declared_keys = {key.id: key for key in keys}
+        self.is_complete = True
+        """False from when it is to be filled from a store until that was read once: who is not known here may
+        be known there."""
         self.store = ""
         self.version = 0
         self.mark = ""

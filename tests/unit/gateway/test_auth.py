@@ -6,7 +6,7 @@ from gateway.core.auth import LOCAL, Authenticator
 from gateway.core.directory import TenantDirectory
 from gateway.core.keys import ApiKey, KeyScope, digest_key, short_id
 from gateway.core.request import Caller
-from services.domain.errors import BadCredential, NotYours
+from services.domain.errors import BadCredential, DependencyDown, NotYours
 from services.domain.generation import RequestClass
 from services.domain.ids import TenantId
 from services.domain.limits import Limits
@@ -147,3 +147,30 @@ def test_a_certificate_opens_no_admins_call() -> None:
         with_certificates().authenticate(
             None, from_loopback=True, certificate=("team-a",), scope=KeyScope.ADMIN
         )
+
+
+def test_who_is_unknown_may_be_known_once_the_store_is_read() -> None:
+    key, ended = a_key("acme-key"), a_key("old-key", expires_at=NOW)
+    directory = TenantDirectory([a_tenant(certificates=("team-a",)), a_tenant(id=LOCAL)], [key, ended])
+    directory.is_complete = False
+    authenticator = Authenticator(directory, SERVER_KEY, lambda: NOW)
+    stranger = Caller(tenant=TenantId("stranger"), key_id="")
+    refused = [
+        lambda: authenticator.identify("other-key", from_loopback=True),
+        lambda: authenticator.identify(None, from_loopback=True, certificate=("team-b",)),
+        lambda: authenticator.tenant_of(stranger),
+    ]
+    for call in refused:
+        with pytest.raises(DependencyDown, match="could not be read from Redis yet"):
+            call()
+    assert authenticator.identify("acme-key", from_loopback=False).tenant == ACME
+    assert authenticator.identify(None, from_loopback=False, certificate=("team-a",)).tenant == ACME
+    assert authenticator.identify(None, from_loopback=True).tenant == LOCAL
+    with pytest.raises(BadCredential, match="expired"):
+        authenticator.identify("old-key", from_loopback=True)
+    with pytest.raises(BadCredential, match="a key is needed"):
+        authenticator.identify(None, from_loopback=False)
+    directory.is_complete = True
+    for call in refused:
+        with pytest.raises(BadCredential):
+            call()
