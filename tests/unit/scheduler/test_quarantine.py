@@ -1,17 +1,31 @@
 """Which prompts are blamed for workers' deaths, and for how long."""
 
 import random
+from pathlib import Path
 
 import pytest
 
 from scheduler.core.quarantine import MAX_PROMPTS, Quarantine
 from services.domain.ids import Epoch, WorkerId
+from services.domain.prompt_digest import digest_prompt
 
 KEEP_S = 100.0
 
 
 def boot(number: int, epoch: int = 1) -> tuple[WorkerId, Epoch]:
     return WorkerId(f"worker-{number}"), Epoch(epoch)
+
+
+def test_a_prompt_of_another_tenant_is_another_prompt_and_the_guide_says_so() -> None:
+    one, same, other = (digest_prompt([1, 2, 3], salt=salt, model="m") for salt in (b"a", b"a", b"b"))
+    quarantine = Quarantine(KEEP_S)
+    assert quarantine.died(boot(0), [one], 0.0) == []
+    assert quarantine.died(boot(1), [same], 0.0) == [one]
+    assert quarantine.find(other, 0.0) is None
+    assert quarantine.died(boot(2), [other], 0.0) == []
+    assert quarantine.died(boot(3), [other], 0.0) == [other]
+    guide = (Path(__file__).parents[3] / "docs" / "tenants.md").read_text("utf-8")
+    assert "The same prompt from a second tenant is therefore another prompt" in guide
 
 
 def test_the_second_death_quarantines_a_prompt_and_never_with_the_feature_off() -> None:
