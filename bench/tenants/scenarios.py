@@ -78,22 +78,39 @@ class Shares:
         return max(abs(s / w / whole - 1.0) for s, w in zip(self.services, self.weights, strict=True))
 
 
+WEIGHTED = (
+    Ask(tenant="a", num_prompt_tokens=256, num_output_tokens=64, weight=1.0),
+    Ask(tenant="b", num_prompt_tokens=1024, num_output_tokens=32, prefix_tokens=768, weight=2.0),
+    Ask(tenant="c", num_prompt_tokens=1536, num_output_tokens=128, prefix_tokens=512, weight=4.0),
+)
+"""Tenants of other lengths and other hit rates."""
+OF_BOTH_CLASSES = (
+    Ask(tenant="a", num_prompt_tokens=4096, num_output_tokens=32, weight=1.0),
+    Ask(tenant="b", num_prompt_tokens=256, num_output_tokens=32, weight=4.0),
+    Ask(tenant="c", num_prompt_tokens=3072, num_output_tokens=32, weight=2.0),
+)
+
+
 def weighted(
-    policy: QueuePolicy, *, quantum: float, times_bound: float = 20.0, most_s: float = 1e6
+    policy: QueuePolicy,
+    *,
+    quantum: float,
+    asks: tuple[Ask, ...] = WEIGHTED,
+    seats: int = 32,
+    times_bound: float = 20.0,
+    most_s: float = 1e6,
 ) -> Shares:
-    """Serve three tenants of weights 1, 2 and 4 with a backlog, other lengths and other hit rates, until the
-    smallest share is `times_bound` times the bound, or for `most_s`."""
-    asks = (
-        Ask(tenant="a", num_prompt_tokens=256, num_output_tokens=64, weight=1.0),
-        Ask(tenant="b", num_prompt_tokens=1024, num_output_tokens=32, prefix_tokens=768, weight=2.0),
-        Ask(tenant="c", num_prompt_tokens=1536, num_output_tokens=128, prefix_tokens=512, weight=4.0),
-    )
-    world = World(policy, on_placed=lambda ask: (ask,))
+    """Serve tenants with a backlog until the smallest share is `times_bound` times the bound, or for
+    `most_s`."""
+    world = World(policy, seats=seats, on_placed=lambda ask: (ask,))
     for ask in asks:
         for _ in range(40):
             world.ask(0.0, ask)
-    # U of `fair_queue`: one prompt, and the outputs of all that may be live on this worker.
-    most = [(ask.num_prompt_tokens + 2 * world.seats * ask.num_output_tokens) / ask.weight for ask in asks]
+    # U of `fair_queue`: one prompt, and the outputs of all that may be live on this worker. Here service is
+    # what was computed, and of a tenant one prompt may be charged that is not yet.
+    most = [
+        (2 * ask.num_prompt_tokens + 2 * world.seats * ask.num_output_tokens) / ask.weight for ask in asks
+    ]
     bound = 2 * quantum + sum(sorted(most)[-2:])
     largest = 0.0
     began: list[float] | None = None

@@ -6,7 +6,7 @@ Knows keys, workers and shares; decides nothing. Its size is that of the live ta
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from scheduler.core.share_queue import TenantShare
+from scheduler.core.tenant_share import TenantShare
 from services.domain.ids import RequestKey, TenantId, WorkerId
 
 

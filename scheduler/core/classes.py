@@ -1,8 +1,10 @@
 """Which workers a class may use: short and long requests have seats and, where told so, workers of their own.
 
 A class's limit is a part of a worker's seats. That of the long class always holds, because a short request
-must find a seat at once; that of the short class only while long ones wait. So a flood of either leaves the
-other something. Knows workers and live counts; knows no tenant and no order.
+must find a seat at once; that of the short class only while long ones wait whose tenants have not had more
+than their share. So a flood of either leaves the other something. With one seat a limit is no more than that
+seat, and only the order of the queue says whose it is. Knows workers and live counts; knows no tenant and no
+order.
 """
 
 from scheduler.core.credits import WorkerCredits
@@ -24,7 +26,7 @@ class ClassLimits:
         self._long_workers = rules.long_workers
 
     def with_room(
-        self, workers: list[WorkerCredits], *, long_waits: bool
+        self, workers: list[WorkerCredits], *, long_waits: bool, owed: RequestClass | None = None
     ) -> dict[RequestClass, list[WorkerCredits]]:
         """Return the workers on which a class is below its limit, whether or not they have credit.
 
@@ -32,13 +34,17 @@ class ClassLimits:
 
         Args:
             long_waits: Whether a long request waits; otherwise short ones may take every seat.
+            owed: The class that has had less than its tenants' share; short ones then may take every seat.
         """
         own = self._own(workers)
         if own is not None:
             return own
         if not long_waits:
             return {SHORT: workers, LONG: workers}
-        return {kind: [w for w in workers if self._is_below_limit(w, kind)] for kind in (SHORT, LONG)}
+        long = [w for w in workers if self._is_below_limit(w, LONG)]
+        if owed is SHORT:
+            return {SHORT: workers, LONG: long}
+        return {SHORT: [w for w in workers if self._is_below_limit(w, SHORT)], LONG: long}
 
     def for_request(
         self, request: WaitingRequest, with_room: list[WorkerCredits], workers: list[WorkerCredits]

@@ -1,13 +1,16 @@
 """Fair shares: deficit longest-prefix match on weighted virtual token counters, in strict bands with floors.
 
-One queue for each model, band and class (`ShareQueue`). In each, a tenant t of weight w has a counter:
+One queue for each model and band (`ShareQueue`), with a line for each class. In it, a tenant t of weight w
+has one counter, whatever its requests' lengths:
 
     c[t] += (uncached_cost * uncached + cached_cost * cached + output_cost * output) / w
 
 The prompt is charged at placement as predicted, output as workers report it, and at the end the prompt is
-trued up. A tenant that had nothing waiting is lifted to the least counter of those that have: idleness earns
-nothing. Eligible is who is at most Q (`FairRules.quantum`) above the least; among the heads of a bounded
-window of the eligible the longest cached prefix goes first, a head passed `max_passes` times before all.
+trued up. A tenant that had nothing waiting is lifted to the least counter of those that have: idleness
+earns nothing. Eligible is who is at most Q (`FairRules.quantum`) above the least of both classes; a bounded
+window of them is looked at in each class. Short heads go before long ones; inside a class the longest
+cached prefix goes first, a head passed `max_passes` times before all; and when so many short ones of a
+tenant have passed its own long head, its next short one waits for that.
 
 The bound. Let U[t] be the most that one prompt of t and the outputs of its live requests can add to c[t].
 1. While t waits it is charged a prompt only when chosen, and then c[t] <= m + Q for the least counter m;
@@ -21,10 +24,18 @@ The bound. Let U[t] be the most that one prompt of t and the outputs of its live
 3. Nobody starves: a waiting tenant at m is passed by each other tenant for at most Q + U[t] of service, then
    it alone is eligible; inside a tenant the order is that of arrival. This holds for what can be placed: a
    head that fits on no worker is passed `Rules.max_bypasses` times, then a worker is kept free for it.
+4. Classes. To 1 and 2 it is one whether a tenant is charged for a short or a long prompt, and every choice
+   is of an eligible tenant, so the bound holds across classes with U of the longest prompt; short before
+   long costs a long tenant no more than Q. A long head that has no room in its class's window is no choice.
+   So that it is not passed by `max_bypasses` short ones each time, a worker is kept free for it at once
+   when all short tenants are more than Q ahead (`is_owed`); so it is with short and long exchanged, and
+   then short ones may take every seat (`ClassLimits`). While a class is at its limit of seats nothing of it
+   can be placed; what it is behind stays. With one seat both classes get their part: a tenant of either is
+   at most Q + U behind, and inside one tenant one in `max_passes` + 1 is long.
 With a window of 1 and Q = 0 this is VTC itself.
 
-A tenant that uses several bands or classes of a model at once has its output split over their queues in
-proportion to its live requests, because workers report it by tenant.
+A tenant that uses several bands of a model at once has its output split over their queues in proportion to
+its live requests, because workers report it by tenant.
 
 Every decision costs O(log n) in tenants and O(window); nothing depends on how many requests wait.
 Knows no worker's room and no clock.
@@ -35,21 +46,18 @@ al., "Locality-aware Fair Scheduling in LLM Serving" (DLPM), arXiv 2501.14312, s
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import islice
 
 from scheduler.core.band_floors import BandFloors
 from scheduler.core.band_use import BandUse
 from scheduler.core.charges import Charge, Charges
 from scheduler.core.request import Acquire, PromptUse, WaitingRequest
-from scheduler.core.share_queue import FairRules, ShareQueue, TenantShare
+from scheduler.core.share_queue import FairRules, ShareQueue
+from scheduler.core.tenant_share import TenantShare
 from services.domain.generation import Band, RequestClass
 from services.domain.ids import RequestKey, TenantId, WorkerId
 
 MOST_OVER = 8192.0
 """Service by weight beyond the quantum, in tokens, that a tenant's excess is remembered up to."""
-
-CLASS_WINDOW = 8
-"""Short heads offered before the long ones of a band."""
 
 
 def as_vtc(rules: FairRules) -> FairRules:
@@ -57,24 +65,21 @@ def as_vtc(rules: FairRules) -> FairRules:
     return replace(rules, quantum=0.0, window=1)
 
 
-_CLASSES = tuple(RequestClass)
-
-
 class _Model:
-    """The queues of one model. Lists by band and class, because a decision asks for them often."""
+    """The queues of one model. Lists by band, because a decision asks for them often."""
 
     def __init__(self, rules: FairRules) -> None:
         self.bands = [Band(rank) for rank in range(1, rules.num_bands + 1)]
-        self.queues = [ShareQueue(rules) for _ in self.bands for _ in _CLASSES]
+        self.queues = [ShareQueue(rules) for _ in self.bands]
         self.floors = BandFloors(rules.floors, rules.num_bands)
         self.uses = [BandUse(rules.quantum + MOST_OVER) for _ in range(rules.num_bands + 1)]
-        """By band: who is over its share, both classes together."""
+        """By band: who is over its share."""
         self.num_waiting = [0] * (rules.num_bands + 1)
         """By band."""
         self.num_tokens = [0] * (rules.num_bands + 1)
 
-    def queue(self, band: Band, kind: RequestClass) -> ShareQueue:
-        return self.queues[(band - 1) * len(_CLASSES) + kind - 1]
+    def queue(self, band: Band) -> ShareQueue:
+        return self.queues[band - 1]
 
     def waiting_bands(self) -> list[Band]:
         return [band for band in self.bands if self.num_waiting[band]]
@@ -97,9 +102,8 @@ class FairPolicy:
         if model is None:
             model = self._models[acquire.model] = _Model(self._rules)
             for band in model.bands:
-                for kind in _CLASSES:
-                    self._place_of[model.queue(band, kind)] = model, band
-        model.queue(acquire.band, acquire.request_class).add(request)
+                self._place_of[model.queue(band)] = model, band
+        model.queue(acquire.band).add(request)
         model.uses[acquire.band].came(acquire.tenant, acquire.weight)
         model.num_waiting[acquire.band] += 1
         model.num_tokens[acquire.band] += acquire.num_prompt_tokens
@@ -124,16 +128,7 @@ class FairPolicy:
         if known is None:
             return
         for band in known.floors.order(known.waiting_bands()):
-            heads = [
-                known.queue(band, kind).candidates(held)
-                for kind in _CLASSES
-                if kind not in closed and known.queue(band, kind).num_waiting
-            ]
-            # Short ones first, yet those that find no room do not hide the long ones.
-            for of_class in heads[:-1]:
-                yield from islice(of_class, CLASS_WINDOW)
-            for of_class in reversed(heads):
-                yield from of_class
+            yield from known.queue(band).candidates(closed, held)
 
     def models(self) -> Iterable[str]:
         return tuple(name for name, model in self._models.items() if any(model.num_waiting))
@@ -150,16 +145,17 @@ class FairPolicy:
         model = self._models.get(acquire.model)
         if model is None:
             return 0, 0
-        shares = [model.queue(acquire.band, kind).get(acquire.tenant) for kind in _CLASSES]
-        known = [share.waiting for share in shares if share is not None]
-        return sum(map(len, known)), sum(waiting.num_tokens for waiting in known)
+        share = model.queue(acquire.band).get(acquire.tenant)
+        if share is None:
+            return 0, 0
+        return share.num_waiting, sum(line.waiting.num_tokens for line in share.lines)
 
     def position(self, request: WaitingRequest) -> int:
         acquire = request.acquire
         queue = self._queue(request)
         share = queue.get(acquire.tenant)
         assert share is not None, "it waits"
-        turn = round(len(share.waiting) * queue.active_weight / share.weight)
+        turn = round(share.num_waiting * queue.active_weight / share.weight)
         before = (
             self.num_waiting(acquire.model, acquire.band)
             - self._models[acquire.model].num_waiting[acquire.band]
@@ -204,6 +200,14 @@ class FairPolicy:
         level = 0.0 if model is None else model.uses[acquire.band].level(acquire.tenant)
         return level + num_tokens / acquire.weight <= self._rules.quantum
 
+    def owed_class(self, model: str) -> RequestClass | None:
+        known = self._models.get(model)
+        band = next(iter(known.waiting_bands()), None) if known is not None else None
+        return None if known is None or band is None else known.queue(band).owed_class
+
+    def is_owed(self, request: WaitingRequest) -> bool:
+        return self._queue(request).is_owed(request)
+
     def floor(self, band: Band) -> float:
         return self._rules.floors.get(band, 0.0)
 
@@ -211,7 +215,7 @@ class FairPolicy:
 
     def _queue(self, request: WaitingRequest) -> ShareQueue:
         acquire = request.acquire
-        return self._models[acquire.model].queue(acquire.band, acquire.request_class)
+        return self._models[acquire.model].queue(acquire.band)
 
     def _charge(self, share: TenantShare, cost: float) -> None:
         share.queue.charge(share, cost)

@@ -29,6 +29,7 @@ from scheduler.core.waiting_room import WaitingRoom
 from scheduler.core.yielding import Yielders
 from services.domain.block_hash import BLOCK_SIZE
 from services.domain.capacity import pages_for
+from services.domain.generation import RequestClass
 from services.domain.ids import RequestKey
 from services.domain.miss_reason import MissReason
 
@@ -142,7 +143,7 @@ class Placer:
         """
         passed: list[WaitingRequest] = []
         kept: dict[WorkerBoot, RequestKey] = {}
-        with_room = self._classes.with_room(workers, long_waits=self._room.has_long(model))
+        with_room = self._with_room(model, workers)
         closed = [
             kind
             for kind, some in with_room.items()
@@ -163,11 +164,16 @@ class Placer:
                 outputs.append(self._give(request, choice, now))
                 return choice.worker
             passed.append(request)
-            if request.bypassed >= self._rules.max_bypasses:
+            if request.bypassed >= self._rules.max_bypasses or self._room.policy.is_owed(request):
                 request.kept_worker = worker_to_keep(request, possible, taken)
                 if request.kept_worker is not None:
                     kept[request.kept_worker] = request.key
         return None
+
+    def _with_room(self, model: str, workers: list[WorkerCredits]) -> dict[RequestClass, list[WorkerCredits]]:
+        if not self._room.has_long(model):
+            return self._classes.with_room(workers, long_waits=False)
+        return self._classes.with_room(workers, long_waits=True, owed=self._room.policy.owed_class(model))
 
     def _place_over(
         self,
@@ -184,7 +190,7 @@ class Placer:
         yielders = Yielders(worker, self._live.seated(worker.hello.worker), policy)
         if not yielders.concern(model):
             return False
-        with_room = self._classes.with_room(workers, long_waits=self._room.has_long(model))
+        with_room = self._with_room(model, workers)
         passed: list[WaitingRequest] = []
         for request in islice(policy.candidates(model), self._rules.window):
             kind = request.acquire.request_class

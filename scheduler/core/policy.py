@@ -72,6 +72,14 @@ class QueuePolicy(Protocol):
         """Say whether the tenant of `acquire` would be within its share of the band if all were served that
         it waits for. Of `acquire` only what waits already counts."""
 
+    def owed_class(self, model: str) -> RequestClass | None:
+        """Return the class of which a tenant is further behind all of the other one than fairness lets it be,
+        in the first band that waits."""
+
+    def is_owed(self, request: WaitingRequest) -> bool:
+        """Say whether those of the other class must wait for a request that finds no room now: its tenant is
+        further behind all of theirs than fairness lets it be."""
+
     def floor(self, band: Band) -> float:
         """Return the part of a model's service that is reserved for a band."""
 
@@ -94,6 +102,12 @@ class NoAccounts:
         return {}
 
     def asks_within_share(self, acquire: Acquire) -> bool:
+        return False
+
+    def owed_class(self, model: str) -> RequestClass | None:
+        return None
+
+    def is_owed(self, request: WaitingRequest) -> bool:
         return False
 
     def floor(self, band: Band) -> float:

@@ -1,7 +1,8 @@
 """Tenants that share one queue by weighted counters of service; see `fair_queue` for the rule and its bound.
 
-One queue is one model, band and class. Knows what its tenants waited for and were charged; knows no worker,
-no other queue and no time.
+One queue is one model and band. Short and long requests have lines of their own in it, and a tenant has one
+counter for both. Knows what its tenants waited for and were charged; knows no worker, no other queue and no
+time.
 """
 
 import heapq
@@ -9,11 +10,16 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from scheduler.core.arrival_queue import ArrivalQueue
-from scheduler.core.ranked_list import Entry, RankedList
+from scheduler.core.ranked_list import RankedList
 from scheduler.core.request import TenantUse, WaitingRequest
-from services.domain.generation import Band
+from scheduler.core.tenant_share import LONG, SHORT, Line, TenantShare
+from services.domain.generation import Band, RequestClass
 from services.domain.ids import TenantId
+
+CLASS_WINDOW = 8
+"""Short heads offered before the long ones."""
+
+_CLASSES = tuple(RequestClass)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +37,8 @@ class FairRules:
     window: int = 16
     """Heads compared by cached prefix; 1 is plain VTC."""
     max_passes: int = 64
-    """Longer prefixes that may pass a head although it has had less; then it goes first."""
+    """Longer prefixes that may pass a head although it has had less; then it goes first. So it is with short
+    requests that pass a long one of the same tenant."""
     floors: Mapping[Band, float] = field(
         default_factory=lambda: MappingProxyType({Band.STANDARD: 0.1, Band.BATCH: 0.05})
     )
@@ -47,50 +54,19 @@ class FairRules:
         return self.prompt_cost(use.uncached, use.cached) + self.output_cost * use.output
 
 
-class TenantShare:
-    """One tenant in one queue."""
-
-    __slots__ = (
-        "counter",
-        "entry",
-        "live",
-        "number",
-        "order",
-        "passed",
-        "queue",
-        "tenant",
-        "waiting",
-        "weight",
-    )
-
-    def __init__(self, tenant: TenantId, number: int, queue: "ShareQueue") -> None:
-        self.tenant = tenant
-        self.number = number
-        self.queue = queue
-        self.weight = 1.0
-        self.counter = 0.0
-        """Weighted tokens of service."""
-        self.order = (0.0, number)
-        self.entry: Entry | None = None
-        self.waiting = ArrivalQueue()
-        self.live = 0
-        """Requests placed that have not ended."""
-        self.passed = 0
-        """Times that a longer prefix went before its head."""
-
-
 class ShareQueue:
     """Who waits, and what each has had."""
 
     def __init__(self, rules: FairRules) -> None:
         self._rules = rules
         self._shares: dict[TenantId, TenantShare] = {}
-        self._active: RankedList[TenantShare] = RankedList()
-        """Those with something waiting."""
-        self._virtual_time = 0.0
-        """The least counter of the active, as far as it had come when somebody came or left."""
-        self._window: list[TenantShare] = []
-        self._held: set[TenantShare] = set()
+        self._active: tuple[RankedList[Line], RankedList[Line]] = (RankedList(), RankedList())
+        """By class: lines in which something waits."""
+        self._virtual_times = [0.0, 0.0]
+        """By class: the least counter of its active lines (where none is, of the other's), as far as it had
+        come when somebody came or left."""
+        self._windows: tuple[list[Line], list[Line]] = ([], [])
+        self._held: set[Line] = set()
         self._number = 0
         self._sweep_at = 64
         self.num_waiting = 0
@@ -103,52 +79,65 @@ class ShareQueue:
 
     @property
     def num_moves(self) -> int:
-        """Tenants put in their place, or looked at, so far."""
-        return self._active.num_moves
+        """Lines put in their place, or looked at, so far."""
+        return sum(active.num_moves for active in self._active)
 
     def get(self, tenant: TenantId) -> TenantShare | None:
         return self._shares.get(tenant)
 
     def add(self, request: WaitingRequest) -> None:
-        """Take a request in. Its tenant, if idle, is lifted to the least active counter."""
+        """Take a request in. Its tenant, if idle, is lifted to the least active counter of its class."""
         acquire = request.acquire
+        place = acquire.request_class - 1
         share = self._shares.get(acquire.tenant)
         if share is None:
             self._number += 1
             share = self._shares[acquire.tenant] = TenantShare(acquire.tenant, self._number, self)
-        is_active = share.waiting.first is not None
-        if is_active:
+        line = share.lines[place]
+        if share.is_waiting:
             self.active_weight += acquire.weight - share.weight
-        share.weight = acquire.weight
-        if not is_active:
+        else:
             self._advance()
-            self._set(share, max(share.counter, self._virtual_time))
-            self._active.add(share)
-            self.active_weight += share.weight
-        share.waiting.add(request)
+            self._set(share, max(share.counter, self._virtual_times[place]))
+            self.active_weight += acquire.weight
+        share.weight = acquire.weight
+        if line.entry is None:
+            self._active[place].add(line)
+        line.waiting.add(request)
         self.num_waiting += 1
 
     def remove(self, request: WaitingRequest) -> TenantShare:
         """Take a request out; return its tenant's share."""
         share = self._shares[request.acquire.tenant]
-        share.waiting.remove(request)
+        place = request.acquire.request_class - 1
+        line = share.lines[place]
+        line.waiting.remove(request)
         self.num_waiting -= 1
-        if share.waiting.first is None:
+        if line.waiting.first is None:
             self._advance()
-            self._active.remove(share)
-            self._held.discard(share)
-            self.active_weight = self.active_weight - share.weight if self._active else 0.0
-            share.passed = 0
-            self._forget(share)
+            self._active[place].remove(line)
+            self._held.discard(line)
+            line.passed = 0
+            if place == LONG:
+                share.long_passed = 0
+            if not share.is_waiting:
+                self.active_weight = self.active_weight - share.weight if self.num_waiting else 0.0
+                self._forget(share)
         return share
 
     def chosen(self, request: WaitingRequest) -> TenantShare:
-        """Take out a request that was placed, and remember whom it passed by its prefix."""
+        """Take out a request that was placed, and remember whom it passed by its prefix or its class."""
         share = self._shares[request.acquire.tenant]
-        if share in self._window:
-            for other in self._window[: self._window.index(share)]:
+        place = request.acquire.request_class - 1
+        line, window = share.lines[place], self._windows[place]
+        if line in window:
+            for other in window[: window.index(line)]:
                 other.passed += 1
-        share.passed = 0
+        line.passed = 0
+        if place == LONG:
+            share.long_passed = 0
+        elif share.lines[LONG].entry is not None:
+            share.long_passed += 1
         share.live += 1
         self.remove(request)
         return share
@@ -156,11 +145,9 @@ class ShareQueue:
     def charge(self, share: TenantShare, cost: float) -> None:
         """Count service (or take back what was counted wrongly)."""
         self._set(share, share.counter + cost / share.weight)
-        if share.entry is not None:
-            self._active.moved(share)
-        elif not self._active:
+        if not self.num_waiting:
             # While nobody waits nobody is behind: the next ones begin where the furthest is.
-            self._virtual_time = max(self._virtual_time, share.counter)
+            self._virtual_times = [max(time, share.counter) for time in self._virtual_times]
 
     def released(self, share: TenantShare) -> None:
         """One of its placed requests is over."""
@@ -171,75 +158,133 @@ class ShareQueue:
                 self._forget(idle)
             self._sweep_at = 64 + 2 * len(self._shares)
 
-    def candidates(self, held: Collection[TenantId] | None) -> Iterator[WaitingRequest]:
-        """Yield what waits, next first: the heads of the eligible by cached prefix, then the others as their
-        counters would let them follow if every prompt were computed. See `QueuePolicy.candidates`."""
+    @property
+    def owed_class(self) -> RequestClass | None:
+        """The class of which somebody is more than the quantum behind all that wait in the other one."""
+        short, long = self._least(SHORT), self._least(LONG)
+        if short is None or long is None or abs(short - long) <= self._rules.quantum:
+            return None
+        return RequestClass.SHORT if short < long else RequestClass.LONG
+
+    def is_owed(self, request: WaitingRequest) -> bool:
+        """Say whether all that wait in the other class are more than the quantum ahead of its tenant."""
+        other = self._least(2 - request.acquire.request_class)
+        counter = self._shares[request.acquire.tenant].counter
+        return other is not None and other > counter + self._rules.quantum
+
+    def candidates(
+        self, closed: Collection[RequestClass], held: Collection[TenantId] | None
+    ) -> Iterator[WaitingRequest]:
+        """Yield what waits, next first: the heads of the eligible, short ones before long ones and inside a
+        class by cached prefix, then the others as their counters would let them follow if every prompt were
+        computed. See `QueuePolicy.candidates`."""
         if held is not None and (held or self._held):
             self._hold(held)
-        rules = self._rules
-        window = self._window = self._active.least(rules.window, rules.quantum, self._held)
-        heads = [head for share in window if (head := share.waiting.first) is not None]
-        prefixes = [head.longest_prefix for head in heads]
-        # Mostly no prefix is longer than another, and then who has had least goes first as it is.
-        is_level = len(heads) < 2 or min(prefixes) == max(prefixes)
-        if not is_level or (window and max([share.passed for share in window]) >= rules.max_passes):
-            ranks = [
-                (share.passed < rules.max_passes, -prefix, place, head)
-                for place, (share, prefix, head) in enumerate(zip(window, prefixes, heads, strict=True))
-            ]
-            ranks.sort()
-            heads = [rank[3] for rank in ranks]
-        yield from heads
-        yield from self._followers(window)
+        self._windows = short, long = self._eligible(closed)
+        heads = self._by_prefix(short)
+        # Short ones that find no room do not hide the long ones.
+        yield from heads[:CLASS_WINDOW]
+        yield from self._by_prefix(long)
+        yield from heads[CLASS_WINDOW:]
+        yield from self._followers([*short, *long], closed)
 
     # Inside
 
-    def _followers(self, window: list[TenantShare]) -> Iterator[WaitingRequest]:
-        """Yield all but the heads of `window`."""
+    def _eligible(self, closed: Collection[RequestClass]) -> tuple[list[Line], list[Line]]:
+        """Return the lines of each class that are at most the quantum above the least of both."""
+        rules = self._rules
+        short, long = (
+            active.least(rules.window, rules.quantum, self._held) if active and kind not in closed else []
+            for kind, active in zip(_CLASSES, self._active, strict=True)
+        )
+        if short and long:
+            most = min(short[0].order[0], long[0].order[0]) + rules.quantum
+            long = [line for line in long if line.order[0] <= most]
+            short = [
+                line for line in short if line.order[0] <= most and line.share.long_passed < rules.max_passes
+            ]
+        return short, long
+
+    def _by_prefix(self, window: list[Line]) -> list[WaitingRequest]:
+        """Return the heads of a window, the longest cached prefix first."""
+        heads = [head for line in window if (head := line.waiting.first) is not None]
+        prefixes = [head.longest_prefix for head in heads]
+        # Mostly no prefix is longer than another, and then who has had least goes first as it is.
+        is_level = len(heads) < 2 or min(prefixes) == max(prefixes)
+        most = self._rules.max_passes
+        if is_level and not (window and max([line.passed for line in window]) >= most):
+            return heads
+        ranks = [
+            (line.passed < most, -prefix, place, head)
+            for place, (line, prefix, head) in enumerate(zip(window, prefixes, heads, strict=True))
+        ]
+        ranks.sort()
+        return [rank[3] for rank in ranks]
+
+    def _followers(self, window: list[Line], closed: Collection[RequestClass]) -> Iterator[WaitingRequest]:
+        """Yield all but the heads of `window`, of the classes that are not closed."""
         cost_of = self._rules.prompt_cost
-        coming: list[tuple[float, int, TenantShare, Iterator[WaitingRequest]]] = []
-        for share in window:
-            requests = iter(share.waiting)
-            virtual = share.counter + cost_of(next(requests).acquire.num_prompt_tokens, 0) / share.weight
-            heapq.heappush(coming, (virtual, share.number, share, requests))
-        others = (share for share in self._active if share not in window and share not in self._held)
+        coming: list[tuple[float, int, Line, Iterator[WaitingRequest]]] = []
+        for line in window:
+            requests = iter(line.waiting)
+            virtual = line.order[0] + cost_of(next(requests).acquire.num_prompt_tokens, 0) / line.share.weight
+            heapq.heappush(coming, (virtual, line.number, line, requests))
+        of_class = [a for kind, a in zip(_CLASSES, self._active, strict=True) if kind not in closed]
+        lines = heapq.merge(*of_class, key=lambda line: line.order)
+        others = (line for line in lines if line not in window and line not in self._held)
         other = next(others, None)
         while other is not None or coming:
             if other is not None and (not coming or other.order < coming[0][:2]):
                 heapq.heappush(coming, (*other.order, other, iter(other.waiting)))
                 other = next(others, None)
                 continue
-            virtual, _, share, requests = heapq.heappop(coming)
+            virtual, _, line, requests = heapq.heappop(coming)
             request = next(requests, None)
             if request is not None:
                 yield request
-                virtual += cost_of(request.acquire.num_prompt_tokens, 0) / share.weight
-                heapq.heappush(coming, (virtual, share.number, share, requests))
+                virtual += cost_of(request.acquire.num_prompt_tokens, 0) / line.share.weight
+                heapq.heappush(coming, (virtual, line.number, line, requests))
 
     def _hold(self, held: Collection[TenantId]) -> None:
         """Leave out the tenants `held`; treat one that can be served again as having been idle."""
         shares = (self._shares.get(tenant) for tenant in held)
-        now = {share for share in shares if share is not None and share.waiting}
+        now = {
+            line for share in shares if share is not None for line in share.lines if line.entry is not None
+        }
         released, self._held = self._held - now, now
         if not released:
             return
-        first = next((s for s in self._active if s not in now and s not in released), None)
-        for share in released:
-            if first is not None and share.counter < first.counter:
-                self._set(share, first.counter)
-                self._active.moved(share)
+        for place, active in enumerate(self._active):
+            first = next((line for line in active if line not in now and line not in released), None)
+            if first is None:
+                continue
+            for line in released:
+                if line is line.share.lines[place] and line.order[0] < first.order[0]:
+                    self._set(line.share, first.order[0])
+
+    def _least(self, place: int) -> float | None:
+        """Return the least counter of a class of whom something can be placed."""
+        for line in self._active[place]:
+            if line not in self._held:
+                return line.order[0]
+        return None
 
     def _advance(self) -> None:
-        for share in self._active:
-            if share not in self._held:
-                self._virtual_time = max(self._virtual_time, share.counter)
-                return
+        short, long = self._least(SHORT), self._least(LONG)
+        times = self._virtual_times
+        for place, own, other in ((SHORT, short, long), (LONG, long, short)):
+            least = other if own is None else own
+            if least is not None and least > times[place]:
+                times[place] = least
 
     def _set(self, share: TenantShare, counter: float) -> None:
         share.counter = counter
-        share.order = (counter, share.number)
+        for place, line in enumerate(share.lines):
+            line.order = (counter, line.number)
+            if line.entry is not None:
+                self._active[place].moved(line)
 
     def _forget(self, share: TenantShare) -> None:
         """Drop an idle tenant whose counter says no more than the virtual time."""
-        if share.live == 0 and share.waiting.first is None and share.counter <= self._virtual_time:
+        if share.live == 0 and not share.is_waiting and share.counter <= max(self._virtual_times):
             self._shares.pop(share.tenant, None)

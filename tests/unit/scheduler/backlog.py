@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from scheduler.core.policy import QueuePolicy
 from scheduler.core.request import Match, PromptUse, WaitingRequest
 from scheduler.core.share_queue import FairRules
-from services.domain.generation import Band
+from services.domain.generation import Band, RequestClass
 from services.domain.ids import Epoch, GatewayId, RequestKey, TenantId, WorkerId
 from services.domain.miss_reason import MissReason
 from tests.unit.scheduler.builders import MODEL, acquire
@@ -30,6 +30,8 @@ class Tenant:
     outputs: tuple[int, int] = (0, 64)
     hit_rate: float = 0.0
     band: Band = Band.STANDARD
+    long_from: int = 1_000_000
+    """Prompts from this length on are of the long class."""
     is_backlogged: bool = True
     """Asks again whenever one is placed."""
     service: float = 0.0
@@ -71,6 +73,7 @@ class Backlog:
             tenant=tenant.name,
             weight=tenant.weight,
             band=tenant.band,
+            kind=RequestClass.LONG if tokens >= tenant.long_from else RequestClass.SHORT,
         )
         tokens_on = {(WORKER, Epoch(1)): cached} if cached else {}
         request = WaitingRequest(

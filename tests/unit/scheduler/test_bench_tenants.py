@@ -5,7 +5,14 @@ from dataclasses import replace
 import pytest
 
 from bench.tenants.fleet import UNBOUNDED
-from bench.tenants.scenarios import floors, locality, long_beside_short, noisy_neighbour, weighted
+from bench.tenants.scenarios import (
+    OF_BOTH_CLASSES,
+    floors,
+    locality,
+    long_beside_short,
+    noisy_neighbour,
+    weighted,
+)
 from scheduler.core.fair_queue import FairPolicy, as_vtc
 from scheduler.core.fifo import FifoPolicy
 from scheduler.core.share_queue import FairRules
@@ -49,6 +56,24 @@ def test_service_follows_the_weights_and_never_leaves_the_bound() -> None:
     fifo = weighted(FifoPolicy(), quantum=rules.quantum, times_bound=2.0, most_s=100.0)
     assert fifo.largest_gap > fifo.bound
     assert fifo.worst_error > 0.3
+
+
+@pytest.mark.parametrize("seats", [1, 32])
+def test_service_follows_the_weights_whatever_the_class_and_with_one_seat(seats: int) -> None:
+    rules = FairRules(quantum=1024)
+    fair = weighted(
+        FairPolicy(rules), quantum=rules.quantum, asks=OF_BOTH_CLASSES, seats=seats, times_bound=3.0
+    )
+    assert fair.largest_gap <= fair.bound
+    assert fair.worst_error <= 1 / 3
+
+
+@pytest.mark.slow
+def test_service_is_that_of_the_weights_within_a_twentieth_at_twenty_times_the_bound() -> None:
+    rules = FairRules(quantum=1024)
+    fair = weighted(FairPolicy(rules), quantum=rules.quantum, times_bound=20.0, most_s=3600.0)
+    assert fair.largest_gap <= fair.bound
+    assert fair.worst_error <= 0.05
 
 
 def test_cached_prefixes_are_used_before_they_are_evicted() -> None:

@@ -73,6 +73,38 @@ def test_short_requests_leave_seats_for_long_ones_that_wait_and_for_nobody_else(
     assert placed(scheduler, 0.1) == ["long1"]
 
 
+def test_with_one_seat_short_and_long_ones_get_their_parts() -> None:
+    scheduler = with_worker(seats=1)
+    for i in range(200):
+        scheduler.acquire(GATEWAY, acquire(f"short{i}", tokens=500, tenant="a"), 0.0)
+    for i in range(20):
+        scheduler.acquire(GATEWAY, acquire(f"long{i}", tokens=4000, tenant="b", kind=LONG), 0.0)
+    tokens = {"a": 0, "b": 0}
+    scheduler.report(WORKER, report(granted=1, startable=10_000), 0.0)
+    for number in range(1, 91):
+        (given,) = only(Placed, scheduler.place(float(number)))
+        tokens[given.acquire.tenant] += given.acquire.num_prompt_tokens
+        ended = report(granted=1 + number, seen=number, startable=10_000, ended=[given.acquire.key])
+        scheduler.report(WORKER, ended, float(number))
+    assert abs(tokens["a"] - tokens["b"]) <= 2 * 4096 + 4500
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_short_ones_take_the_last_seats_too_while_their_tenant_is_behind(behind: bool) -> None:
+    scheduler = with_worker(max_short_share=0.8)
+    scheduler.acquire(GATEWAY, acquire("long0", tokens=3000, tenant="b", kind=LONG), 0.0)
+    for i in range(40):
+        scheduler.acquire(GATEWAY, acquire(f"short{i}", tokens=10, tenant="a"), 0.0)
+    scheduler.acquire(GATEWAY, acquire("long1", tokens=3000, tenant="b", kind=LONG), 0.0)
+    first = placed(scheduler)
+    assert (len(first), first.count("long0")) == (9, 1)
+    start_all(scheduler, 0.1)
+    if behind:
+        used = report(granted=10, seen=9, startable=10_000, running=9, output_tokens={"b": 8_000})
+        scheduler.report(WORKER, used, 0.2)
+    assert placed(scheduler, 0.2)[0].startswith("short" if behind else "long")
+
+
 def test_short_heads_without_room_do_not_hide_long_ones() -> None:
     scheduler = with_worker(seats=100)
     for i in range(100):

@@ -10,7 +10,7 @@ from scheduler.core.fifo import FifoPolicy
 from scheduler.core.policy import QueuePolicy
 from scheduler.core.request import PromptUse
 from scheduler.core.share_queue import FairRules
-from services.domain.generation import Band
+from services.domain.generation import Band, RequestClass
 from services.domain.ids import TenantId
 from tests.unit.scheduler.backlog import COSTS, WORKER, Backlog, Tenant
 from tests.unit.scheduler.builders import MODEL
@@ -26,6 +26,7 @@ TENANTS = st.lists(
         prompts=st.sampled_from([(1, 32), (1, 512), (400, 512)]),
         outputs=st.sampled_from([(0, 4), (0, 64), (60, 64)]),
         hit_rate=st.sampled_from([0.0, 0.5, 1.0]),
+        long_from=st.sampled_from([0, 256, 1_000_000]),
     ),
     min_size=2,
     max_size=5,
@@ -65,6 +66,55 @@ def test_the_service_of_waiting_tenants_differs_by_no_more_than_the_bound(
     gaps = widest_gaps(FairPolicy(rules), tenants, seed, 300)
     for f, g in combinations(tenants, 2):
         assert gaps[f.name, g.name] <= 2 * rules.quantum + most_at_once(f) + most_at_once(g)
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), weight=st.sampled_from([0.5, 1.0, 4.0]))
+def test_the_bound_holds_between_a_tenant_of_long_prompts_and_one_of_short_ones(
+    seed: int, weight: float
+) -> None:
+    short = Tenant("short", prompts=(1, 32))
+    long = Tenant("long", prompts=(1024, 2048), weight=weight, long_from=0)
+    both = Tenant("both", prompts=(1, 2048), long_from=1024)
+    gaps = widest_gaps(FairPolicy(RULES), [short, long, both], seed, 300)
+    for f, g in combinations((short, long, both), 2):
+        assert gaps[f.name, g.name] <= 2 * QUANTUM + most_at_once(f) + most_at_once(g)
+
+
+def test_a_tenants_long_requests_do_not_starve_behind_its_own_short_ones() -> None:
+    backlog = Backlog(FairPolicy(FairRules(max_passes=3)), 1)
+    tenant = Tenant("one", long_from=100)
+    for _ in range(3):
+        backlog.ask(tenant, 100)
+    for _ in range(12):
+        backlog.ask(tenant, 10)
+    placed = []
+    for _ in range(8):
+        request = next(backlog.policy.candidates(MODEL, held=()))
+        backlog.policy.placed(request, WORKER, 0)
+        placed.append(request.acquire.num_prompt_tokens)
+    assert placed == [10, 10, 10, 100] * 2
+
+
+def test_a_newcomer_is_owed_nothing_for_what_the_other_class_has_not_had() -> None:
+    """The long class is at its limit, so its tenant falls behind; a new short one joins the short ones."""
+    backlog = Backlog(FairPolicy(RULES), 1)
+    backlog.ask(Tenant("long", long_from=0), 2000)
+    for _ in range(100):
+        backlog.ask(Tenant("old"), 500)
+    policy = backlog.policy
+    for _ in range(50):
+        request = next(policy.candidates(MODEL, closed=[RequestClass.LONG], held=()))
+        policy.placed(request, WORKER, 0)
+    for _ in range(20):
+        backlog.ask(Tenant("new"), 500)
+    placed = []
+    for _ in range(16):
+        request = next(policy.candidates(MODEL, closed=[RequestClass.LONG], held=()))
+        policy.placed(request, WORKER, 0)
+        placed.append(str(request.acquire.tenant))
+    assert 7 <= placed.count("new") <= 9
+    assert next(policy.candidates(MODEL, held=())).acquire.tenant == "long"
 
 
 def test_fifo_breaks_the_bound() -> None:
