@@ -1,4 +1,4 @@
-"""What docs/tenants.md tells people to type is understood, and its declaration is valid and as promised."""
+"""What docs/tenants.md and docs/redis.md tell people to type is understood; the declaration is as promised."""
 
 import re
 import shlex
@@ -12,17 +12,21 @@ from services.commands.tenant import _parser
 from services.domain.tenant_book import TenantBook
 from services.domain.tenant_document import FIELDS, tenants_from_documents
 
-TEXT = (Path(__file__).parents[3] / "docs" / "tenants.md").read_text("utf-8")
-LINES = [
-    line for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL) for line in block.splitlines() if line
-]
-TENANT_LINES = sorted({line for line in LINES if line.startswith("quire tenant ")})
+TEXT, REDIS_TEXT = (
+    (Path(__file__).parents[3] / "docs" / name).read_text("utf-8") for name in ("tenants.md", "redis.md")
+)
+LINES, REDIS_LINES = (
+    [line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines() if line]
+    for text in (TEXT, REDIS_TEXT)
+)
+TENANT_LINES = sorted({line for line in LINES + REDIS_LINES if line.startswith("quire tenant ")})
 
 
 def test_every_command_is_one_that_is_checked_here_or_known() -> None:
     others = {shlex.split(line)[0] for line in LINES if line not in TENANT_LINES}
     assert others == {"quire", "curl"}
     assert [line for line in LINES if line.startswith("quire up")] == ["quire up --sim"]
+    assert {shlex.split(line)[0] for line in REDIS_LINES} == {"quire", "docker"}
     assert len(TENANT_LINES) > 10
 
 
