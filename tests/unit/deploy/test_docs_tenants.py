@@ -1,4 +1,4 @@
-"""What docs/tenants.md and docs/redis.md tell people to type is understood; the declaration is as promised."""
+"""What docs/tenants.md and redis.md tell people to type is understood; the declaration is as promised."""
 
 import re
 import shlex
