@@ -174,13 +174,7 @@ async def exercise(client: Client, served: Served) -> dict[str, Any]:
         raise ServingFault(f"{warm.cached_tokens} tokens of the prefix were reused, not {whole_blocks}")
     if warm.token_ids != cold.token_ids:
         raise ServingFault("a prefix hit gave other tokens than the miss before it")
-    long, attachment = client.submit(prompt[::-1], served.num_cancelled)
-    async with asyncio.timeout(served.limit_s):
-        await long.first_token.wait()
-    attachment.cancel()
-    await client.wait_idle()
-    if long.failure is not None:
-        raise ServingFault(f"a request that was to be cancelled failed: {long.failure}")
+    cancelled_after = await _cancel(client, prompt[::-1], served)
     status = await client.status()
     return {
         "executor": status.executor,
@@ -190,8 +184,28 @@ async def exercise(client: Client, served: Served) -> dict[str, Any]:
         "first_token_hit_ms": round((warm.first_token_s or 0) * 1e3, 2),
         "total_hit_ms": round((warm.total_s or 0) * 1e3, 2),
         "prefix_hit": f"{warm.cached_tokens} of {served.num_prompt} tokens, same output",
-        "cancel": f"after {len(long.token_ids)} of {served.num_cancelled} tokens, no page held",
+        "cancel": f"after {cancelled_after} of {served.num_cancelled} tokens, no page held",
     }
+
+
+async def _cancel(client: Client, prompt: Sequence[int], served: Served) -> int:
+    """Cancel a request after its first token; return how many tokens the worker computed of it.
+
+    The worker is asked for that: the link tells a cancelled request nothing more, whatever still comes.
+    """
+    await client.wait_idle()
+    before = (await client.status()).decode_tokens
+    answer, attachment = client.submit(prompt, served.num_cancelled)
+    async with asyncio.timeout(served.limit_s):
+        await answer.first_token.wait()
+    if answer.failure is not None:
+        raise ServingFault(f"a request that was to be cancelled failed: {answer.failure}")
+    attachment.cancel()
+    await client.wait_idle()
+    num_tokens = 1 + (await client.status()).decode_tokens - before  # the first is prefill's
+    if num_tokens >= served.num_cancelled:
+        raise ServingFault(f"a cancelled request went on to its end: {num_tokens} tokens")
+    return num_tokens
 
 
 async def connect_and_exercise(port: int, served: Served, is_alive: Callable[[], bool]) -> dict[str, Any]:

@@ -4,9 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from bench.gpu.correctness import BitsDiffer
 from bench.gpu.goals import DECODE_ATTENTION, GOALS, Row
 from bench.gpu.results import Run, now, writable
 from bench.gpu.running import NotHere, Runner
-from bench.gpu.serving import serve
+from bench.gpu.serving import Answer, ServingFault, exercise, serve
 from bench.gpu.sizes import TINY
 
 ROOT = Path(__file__).parents[3]
@@ -58,10 +60,57 @@ def test_every_line_runs_interpreted_and_every_goal_has_its_row(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_worker_generates_hits_its_prefix_and_drops_what_is_cancelled() -> None:
-    seen = serve(replace(TINY.served, executor="native"))
+    long = {**TINY.served.config, "max_position_embeddings": 1 << 15}
+    flags = (*TINY.served.flags, "--kv-memory", "64MiB")
+    served = replace(TINY.served, executor="native", config=long, num_cancelled=30_000, flags=flags)
+    seen = serve(served)
     assert seen["executor"] == "native"
     assert seen["prefix_hit"] == "16 of 20 tokens, same output"
     assert seen["generate"] == "2 tokens"
+    assert seen["cancel"].endswith(" of 30000 tokens, no page held")
+
+
+class StandIn:
+    """A client of a worker; it computes one token of a request that is cancelled, or all if it heeds nothing."""
+
+    def __init__(self, *, heeds_cancel: bool) -> None:
+        self._heeds_cancel = heeds_cancel
+        self._decode_tokens = 0
+        self._running = 0
+        """Tokens to come of what was submitted."""
+
+    async def complete(self, prompt_ids: Sequence[int], max_output: int) -> Answer:
+        answer = Answer()
+        answer.cached_tokens = 16
+        answer.token_ids = [1] * max_output
+        self._decode_tokens += max_output - 1
+        return answer
+
+    def submit(self, prompt_ids: Sequence[int], max_output: int) -> tuple[Answer, Any]:
+        answer = Answer()
+        answer.on_tokens(0, 0, [1], None, None)
+        self._running = max_output - 1
+        return answer, SimpleNamespace(cancel=self._cancel)
+
+    def _cancel(self) -> None:
+        if self._heeds_cancel:
+            self._running = 0
+
+    async def status(self) -> Any:
+        return SimpleNamespace(executor="none", decode_tokens=self._decode_tokens)
+
+    async def wait_idle(self) -> None:
+        self._decode_tokens += self._running
+        self._running = 0
+
+
+async def test_a_worker_that_goes_on_after_a_cancel_is_at_fault() -> None:
+    """The link hears nothing of it: what the worker has computed says so."""
+    served = TINY.served
+    seen = await exercise(StandIn(heeds_cancel=True), served)  # type: ignore[arg-type]
+    assert seen["cancel"] == "after 1 of 40 tokens, no page held"
+    with pytest.raises(ServingFault, match="a cancelled request went on to its end: 40 tokens"):
+        await exercise(StandIn(heeds_cancel=False), served)  # type: ignore[arg-type]
 
 
 IMPORTS = """
