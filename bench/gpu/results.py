@@ -16,6 +16,8 @@ from typing import Any
 from bench.gpu.goals import Row, Skipped, as_markdown
 
 FOLDER = Path(__file__).parents[1] / "results"
+SERVING = "serving"
+"""The part without which a run is not good: the worker over gRPC."""
 
 
 @dataclass(slots=True)
@@ -40,8 +42,9 @@ class Run:
 
     @property
     def is_good(self) -> bool:
-        """Whether all that ran was right and every row reached its floor."""
+        """Whether all that ran was right, every row reached its floor and the worker was not left out."""
         wrong = [text for text in self.checks.values() if text != "ok"]
+        wrong += [each.name for each in self.skipped if each.name == SERVING]
         return not (wrong or self.failed or any(row.verdict == "BELOW FLOOR" for row in self.rows))
 
     def write(self) -> Path:

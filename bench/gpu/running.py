@@ -135,7 +135,7 @@ def run_all(
     runner.part("w4a16", 12, lambda: w4a16_rows(context), rests_on=["w4a16"])
     runner.part("w8a8", 8, lambda: [w8a8_row(context)], rests_on=["w8a8"])
     _run_model(runner, context)
-    runner.part("serving", 40, lambda: _serve(context, run, budget))
+    runner.part(results.SERVING, 40, lambda: _serve(context, run, budget))
     print(f"{budget.spent_s:.0f} s in all; results in {run.write()}")
     return run
 

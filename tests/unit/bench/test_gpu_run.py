@@ -56,6 +56,7 @@ def test_every_line_runs_interpreted_and_every_goal_has_its_row(tmp_path: Path) 
     assert {row["goal"]["name"] for row in kept["rows"]} == {goal.name for goal in GOALS}
     assert [row["variant"] for row in kept["rows"] if "W4A16" in row["goal"]["name"]] == ["M 1", "M 3"]
     assert kept["machine"]["triton"]
+    assert kept["serving"]["cancel"].endswith(" of 40 tokens, no page held")
 
 
 @pytest.mark.slow
@@ -71,7 +72,7 @@ def test_a_worker_generates_hits_its_prefix_and_drops_what_is_cancelled() -> Non
 
 
 class StandIn:
-    """A client of a worker; it computes one token of a request that is cancelled, or all if it heeds nothing."""
+    """A client of a worker; it computes one token of a request that is cancelled, or all of them."""
 
     def __init__(self, *, heeds_cancel: bool) -> None:
         self._heeds_cancel = heeds_cancel
@@ -237,4 +238,6 @@ def test_only_the_parts_that_are_named_are_measured(tmp_path: Path) -> None:
     good = Row(goal=DECODE_ATTENTION, figure=9.0, bound=10.0, unit="GB/s")
     runner.part("w4a16", 1.0, lambda: [good])
     runner.part("w8a8", 1.0, lambda: [good])
+    runner.part("serving", 100.0, list)
     assert run.rows == [good]
+    assert run.is_good, "a worker that nobody asked for is not missed"

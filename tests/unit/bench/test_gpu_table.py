@@ -178,11 +178,14 @@ def test_results_name_chip_versions_and_date_and_keep_every_line(tmp_path: Path)
     assert "torch 2.11.0" in text
 
 
-def test_a_run_is_not_good_with_a_wrong_kernel_an_error_or_a_row_below_its_floor(tmp_path: Path) -> None:
+def test_a_run_is_not_good_with_a_wrong_kernel_an_error_a_row_below_its_floor_or_no_worker(
+    tmp_path: Path,
+) -> None:
     for spoil in (
         lambda run: run.checks.update(a="differs by 1"),
         lambda run: run.failed.append("w8a8: RuntimeError: no"),
         lambda run: run.rows.append(row(goals.DECODE_ATTENTION, 10.0)),
+        lambda run: run.skipped.append(Skipped(name="serving", reason="grpc is not here")),
     ):
         run = Run({"chip": "x"}, now(), tmp_path)
         assert run.is_good
