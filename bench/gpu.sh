@@ -10,6 +10,9 @@
 # along with the checkout and goes before what is installed there. Most are pure; grpcio, protobuf, orjson and
 # MarkupSafe are not, so they fit that one Python version, and generated code needs grpcio and protobuf at least
 # as new as ours. Where they are missing or do not fit, the parts that need them say so and the rest is measured.
+#
+# What overruns the budget all the same (a compiler or a device that hangs) is cut at a twentieth beyond it, with all
+# that it has started; what was found until then is written. Status 124, or 137 where it had to be killed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -34,4 +37,21 @@ cache=$(cd "$cache" && pwd)
 export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$cache/triton}" QUIRE_CACHE="${QUIRE_CACHE:-$cache}"
 export PYTHONUNBUFFERED=1
 export PYTHONPATH="$PWD/$packages:$PWD${PYTHONPATH:+:$PYTHONPATH}"
-exec "$python" -m bench.gpu "$@"
+
+budget=225 previous=
+for argument in "$@"; do
+  case $previous in --b*) budget=$argument ;; esac
+  case $argument in --b*=*) budget=${argument#*=} ;; esac
+  previous=$argument
+done
+[[ $budget =~ ^[0-9]+ ]] && budget=${BASH_REMATCH[0]} || budget=225
+limit=$((10#$budget * 21 / 20 + 1))
+
+# In the background, so that this shell can hand an interrupt on: `timeout` leaves the terminal's group.
+timeout --kill-after=2 "$limit" "$python" -m bench.gpu "$@" &
+pid=$!
+trap 'kill "$pid" 2>/dev/null' INT TERM
+status=0
+wait "$pid" || status=$?
+[[ $status != 124 && $status != 137 ]] || echo "cut: longer than $limit s, or killed; what was found until then is kept" >&2
+exit "$status"

@@ -1,8 +1,8 @@
 """`python -m bench.gpu`: correctness, the table, then a worker over gRPC; see `bench/gpu.sh`.
 
-Everything runs within `--budget-s`: what would be cut is not begun, and says so. Exit status 0: all that ran
-is right and reaches its floor, and the worker was not left out; 1: something is not so; 2: there is no GPU,
-or nothing to compile with.
+Everything runs within `--budget-s`: what would be cut is not begun, and says so; the script ends what
+overruns. Exit status 0: all that ran is right and reaches its floor, and the worker was not left out; 1:
+something is not so; 2: there is no GPU, or nothing to compile with.
 """
 
 import argparse

@@ -22,7 +22,7 @@ SERVING = "serving"
 
 @dataclass(slots=True)
 class Run:
-    """Everything that one run found, written anew after every part: a run that is cut keeps what it has."""
+    """Everything that one run found, written anew after every check and part, so that a cut leaves it."""
 
     machine: Mapping[str, Any]
     began: datetime

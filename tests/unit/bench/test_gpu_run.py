@@ -43,6 +43,19 @@ def test_without_a_gpu_it_says_so_in_one_line_and_fails(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("at_the_end", ["exit 1", ""])
+def test_what_overruns_the_budget_is_cut_with_all_that_it_started(at_the_end: str, tmp_path: Path) -> None:
+    """One that ends when it is told to and one that does not: the call returns when none holds its output."""
+    hangs = tmp_path / "python"
+    hangs.write_text(
+        f"#!/usr/bin/env bash\ntrap '{at_the_end}' TERM\nsleep 600 &\nwhile :; do sleep 600; done\n"
+    )
+    hangs.chmod(0o755)
+    done = gpu_sh("--only", "w8a8", "--budget-s", "1", PYTHON=str(hangs))
+    assert done.returncode in (124, 137), done.stderr
+    assert "cut: longer than 2 s, or killed; what was found until then is kept" in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_every_line_runs_interpreted_and_every_goal_has_its_row(tmp_path: Path) -> None:
@@ -215,6 +228,8 @@ def test_what_is_wrong_is_not_timed_and_what_differs_in_its_last_bits_is(tmp_pat
         raise error
 
     runner.check("right", lambda: None)
+    (kept,) = tmp_path.glob("*.json")
+    assert json.loads(kept.read_text())["checks"] == {"right": "ok"}, "what comes next may hang"
     runner.check("bits", lambda: fails(BitsDiffer("other bits alone")))
     runner.check("wrong", lambda: fails(AssertionError("off by 2")))
     runner.check("broken", lambda: fails(RuntimeError("does not compile")))
