@@ -118,7 +118,7 @@ def _interpreter() -> Device:
 
 
 def _load_triton(config: WorkerConfig, artifact: ModelArtifact, device: Device) -> Opened:
-    from worker.executors.triton_device import load_on
+    from worker.executors.triton_device import load_on, tuning_of
 
     free = device.memory().free_bytes
     built, weights = open_model(artifact)
@@ -133,7 +133,7 @@ def _load_triton(config: WorkerConfig, artifact: ModelArtifact, device: Device) 
         limits=step_limits(config, built.config.max_positions),
         graph_sizes=config.cuda_graph_sizes,
     )
-    _log.info("computing_on_a_gpu", device=device.label)
+    _log.info("computing_on_a_gpu", device=device.label, **tuning_of(device))
     return Opened(executor, OnDevice(device, free))
 
 

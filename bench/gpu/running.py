@@ -23,6 +23,7 @@ from bench.gpu.goals import Row, Skipped
 from bench.gpu.linear_rows import w4a16_rows, w8a8_row
 from bench.gpu.timing import EventTimer, OnceTimer
 from services.domain.kv_layout import KvFormat
+from worker.kernels.tuning_labels import tuning_labels
 
 
 class Runner:
@@ -118,7 +119,9 @@ def run_all(
     versions = {"torch": torch.__version__, "triton": triton.__version__, "cuda": str(torch.version.cuda)}
     chip = "interpreted" if is_interpreted else torch.cuda.get_device_name()
     run = results.Run(
-        results.machine(chip, versions), results.now(), results.writable(folder or results.FOLDER)
+        results.machine(chip, versions | tuning_labels(device)),
+        results.now(),
+        results.writable(folder or results.FOLDER),
     )
     budget = Budget(budget_s, lambda: time.monotonic() - began)
     print(", ".join(f"{name} {value}" for name, value in run.machine.items()), flush=True)

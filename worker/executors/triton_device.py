@@ -17,6 +17,7 @@ from worker.executors.base import StepLimits
 from worker.executors.torch_ranks import Ranks
 from worker.executors.triton_executor import TritonExecutor, load_triton_executor
 from worker.kernels.dtypes_triton import chip_of
+from worker.kernels.tuning_labels import tuning_labels
 from worker.memory import MIB, free_memory_bytes
 
 SERVED = ("sm_8", "sm_9", "sm_10", "gfx942")
@@ -71,6 +72,11 @@ class Interpreter:
     def peer(self, rank: int) -> "Interpreter":
         """Return the same: ranks share the host."""
         return self
+
+
+def tuning_of(device: Device) -> dict[str, str]:
+    """Return when and on what the tiles of a device were measured; see `tuning_labels`."""
+    return tuning_labels(torch.device(device.name))
 
 
 def first_visible() -> Gpu:

@@ -19,6 +19,8 @@ from bench.gpu.results import Run, now, writable
 from bench.gpu.running import NotHere, Runner
 from bench.gpu.serving import Answer, ServingFault, exercise, serve
 from bench.gpu.sizes import TINY
+from worker.kernels import linear_tuning, paged_attention_tuning
+from worker.kernels.aot import CHIPS
 
 ROOT = Path(__file__).parents[3]
 
@@ -69,6 +71,8 @@ def test_every_line_runs_interpreted_and_every_goal_has_its_row(tmp_path: Path) 
     assert {row["goal"]["name"] for row in kept["rows"]} == {goal.name for goal in GOALS}
     assert [row["variant"] for row in kept["rows"] if "W4A16" in row["goal"]["name"]] == ["M 1", "M 3"]
     assert kept["machine"]["triton"]
+    assert kept["machine"]["linear_tiles"] == linear_tuning.label(CHIPS[0])
+    assert kept["machine"]["attention_tiles"] == paged_attention_tuning.label(CHIPS[0])
     assert kept["serving"]["cancel"].endswith(" of 40 tokens, no page held")
 
 

@@ -17,6 +17,8 @@ from worker.devices import Device, DeviceMemory, NoDevice, UnusableDevice
 from worker.executor_choice import open_executor
 from worker.executors.weights.gpu_size import least_bytes
 from worker.executors.weights.loader import open_model
+from worker.kernels import linear_tuning, paged_attention_tuning
+from worker.kernels.aot import CHIPS
 from worker.loading import load, warm_up_batch
 from worker.memory import MIB
 
@@ -51,7 +53,12 @@ def unusable_gpu() -> Device:
 
 def test_a_gpu_is_taken_where_there_is_one_and_never_when_another_is_asked_for(model: Path) -> None:
     gpu = FakeGpu(9000)
-    opened = open_executor(config(model), lambda: gpu)
+    with capture_logs() as logs:
+        opened = open_executor(config(model), lambda: gpu)
+    (said,) = [log for log in logs if log["event"] == "computing_on_a_gpu"]
+    assert said["device"] == gpu.label
+    assert said["linear_tiles"] == linear_tuning.label(CHIPS[0])
+    assert said["attention_tiles"] == paged_attention_tuning.label(CHIPS[0])
     assert opened.executor.profile.executor == "triton"
     assert opened.on is not None
     assert (opened.on.device, opened.on.free_before) == (gpu, 9000 * MIB)
