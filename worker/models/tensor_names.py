@@ -95,6 +95,12 @@ def role_of(parameter: str) -> str:
     return found.group(2) if found else parameter
 
 
+def layer_of(parameter: str) -> int | None:
+    """Return the number of a parameter's layer, from 0; None for what belongs to none."""
+    found = _LAYER.fullmatch(parameter)
+    return int(found.group(1)) if found else None
+
+
 def file_name_of(parameter: str, weight_format: WeightFormat) -> str:
     """Return the tensor's name in a file of that format."""
     found = _LAYER.fullmatch(parameter)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from services.chassis.fatal import FatalError
 from worker.executors.native.build import Built, NoCompiler, build, choose
@@ -56,6 +57,15 @@ def test_a_library_is_compiled_when_first_needed_and_never_again(workshop: Works
     assert ctypes.CDLL(str(first.path)).answer() == 42
     assert workshop.num_compilations() == 1
     assert [path.suffix for path in first.path.parent.iterdir() if not path.name.startswith(".")] == [".so"]
+
+
+def test_a_first_start_shows_how_far_it_is(workshop: Workshop) -> None:
+    (workshop.sources / "question.cc").write_text('extern "C" int question() { return 6 * 9; }\n')
+    with capture_logs() as logs:
+        workshop.build()
+        workshop.build()
+    shown = [(log["number"], log["of"]) for log in logs if log["event"] == "compiled_object"]
+    assert shown == [(1, 2), (2, 2)]
 
 
 def test_another_source_instruction_set_or_cpu_is_another_library(workshop: Workshop) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from structlog.testing import capture_logs
 
 from services.artifacts.artifact import open_artifact
 from services.chassis.fatal import FatalError
@@ -73,6 +74,14 @@ def break_the_marker(file: Path) -> None:
 
 def lose_the_file(file: Path) -> None:
     file.unlink()
+
+
+def test_packing_shows_how_far_it_is(model: Path, tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        load_native(model, tmp_path / "shown")
+        load_native(model, tmp_path / "shown")
+    shown = [(log["number"], log["of"]) for log in logs if log["event"] == "packing_layer"]
+    assert shown == [(1, 2), (2, 2)]
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_torch_serves_a_model_with_an_operation_that_is_lacking(
     with capture_logs() as logs:
         assert open_executor(config(model)).executor.profile.executor == "torch"
     assert any("act_mul" in str(log.get("because")) for log in logs)
-    with pytest.raises(FatalError, match=r"act_mul.*quire\[torch\]"):
+    with pytest.raises(FatalError, match=r"act_mul.*quire\[torch\].*or serve another model"):
         open_executor(config(model, ExecutorKind.NATIVE))
 
 

@@ -38,7 +38,7 @@ class UnsupportedOperation(Exception):
     def __init__(self, what: str) -> None:
         super().__init__(
             f"the native executor does not compute this model ({what}):"
-            " install the torch executor: pip install 'quire[torch]'"
+            " install the torch executor (pip install 'quire[torch]'), or serve another model"
         )
 
 

@@ -25,6 +25,7 @@ from services.chassis.fatal import FatalError
 from worker.executors.native.library import Library, NativeError, WeightKind
 from worker.executors.weights.loader import WeightSource
 from worker.executors.weights.quantized import QuantizedMatrix
+from worker.models.tensor_names import layer_of
 from worker.plan.op import Op, OpKind, Plan
 
 PACK_VERSION = 1
@@ -135,11 +136,16 @@ def _write(library: Library, plan: Plan, weights: WeightSource, path: Path) -> d
     started = time.monotonic()
     _log.info("packing_weights", file=str(path))
     entries: dict[str, PackedWeight] = {}
+    layer = None
     digest = hashlib.sha256()
     partial = path.with_suffix(f".{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
             for names, parts in _groups(plan, weights):
+                begun = layer_of(names[0])
+                if begun is not None and begun != layer:
+                    layer = begun
+                    _log.info("packing_layer", number=layer + 1, of=plan.num_layers)
                 packed, weight = _pack(library, parts, file.tell())
                 entries[key_of(names)] = weight
                 padded = packed.tobytes() + bytes(-packed.nbytes % ALIGNMENT)
