@@ -1,5 +1,6 @@
 """The Triton executor, interpreted, computes what the torch executor computes, alike in any batch."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,29 @@ def test_codes_are_multiplied_as_they_are_stored(kind: str, kernel: str, tmp_pat
     assert ours.profile.weight_bytes < theirs.profile.weight_bytes
     parts = [Part(IDS[:21], 0, PAGES[0])]
     np.testing.assert_allclose(logits_of(ours, parts), logits_of(theirs, parts), rtol=0, atol=1e-4)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        ("awq", {"triton_w4a16-g32"}),
+        ("gptq_v1", {"triton_w4a16-g64"}),
+        ("w4a16_asym", {"triton_w4a16-g64"}),
+        ("w8a16", {"triton_w8a16-g64", "triton_w8a16-g128"}),
+    ],
+)
+def test_packed_checkpoints_are_multiplied_from_their_codes(name: str, kernels: set[str]) -> None:
+    """With zero points; scales of whole rows are given to groups that kernels have."""
+    path = Path(__file__).parent / "fixtures" / "packed" / name
+    ours, theirs = load(path), load_torch_executor(path, model_name="tiny", num_threads=1)
+    theirs.allocate(8)
+    assert {use.kernel for use in ours.profile.kernels if use.kernel.startswith("triton_w")} == kernels
+    vocab = json.loads((path / "config.json").read_text())["vocab_size"]
+    parts = [Part([token_id % vocab for token_id in IDS[:9]], 0, PAGES[0])]
+    expected = logits_of(theirs, parts)
+    assert np.abs(expected).max() > 1
+    np.testing.assert_allclose(logits_of(ours, parts), expected, rtol=0, atol=1e-3)
 
 
 @slow
