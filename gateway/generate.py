@@ -25,7 +25,7 @@ from gateway.accounting import (
 from gateway.budget_degradation import BudgetDegradation
 from gateway.budget_warnings import BudgetWarnings
 from gateway.core.auth import Authenticator
-from gateway.core.deadlines import Deadlines
+from gateway.core.deadlines import Deadlines, with_deadline
 from gateway.core.ending import encode_ending
 from gateway.core.events import Event
 from gateway.core.lengths import class_of
@@ -46,15 +46,11 @@ from gateway.settler import Settler
 from gateway.stores.quota import QuotaStore, Reservation, Settlement
 from services.chassis.telemetry import inject, start_span, trace_id
 from services.domain.errors import DependencyDown, Draining, ErrorDetail, ServeError
-from services.domain.generation import Limits, RequestClass
+from services.domain.generation import RequestClass
 from services.domain.ids import RequestId, TenantId
 
 TRACEPARENT_CHARS = 55
 """Of a W3C traceparent: version, trace, span, flags."""
-DEADLINE_MARGIN_S = 0.03
-"""So much before the caller's deadline a request ends here, for its status to reach the caller in time,"""
-DEADLINE_MARGIN_SHARE = 0.1
-"""but no larger a part of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +171,7 @@ class Generate:
             request_id,
             tenant,
             arrived=arrived,
-            deadlines=Deadlines(_with_deadline(request.limits, deadline_s), arrived),
+            deadlines=Deadlines(with_deadline(request.limits, deadline_s), arrived),
             max_unread_tokens=self.settings.max_unread_tokens,
             scheduler=self.scheduler,
             workers=self.workers,
@@ -293,12 +289,3 @@ class Generate:
 def new_request_id() -> RequestId:
     """Return an id that no request ever had."""
     return RequestId(f"req-{secrets.token_hex(12)}")
-
-
-def _with_deadline(limits: Limits, deadline_s: float | None) -> Limits:
-    if deadline_s is None:
-        return limits
-    total_s = max(0.001, deadline_s - min(DEADLINE_MARGIN_S, deadline_s * DEADLINE_MARGIN_SHARE))
-    return dataclasses.replace(
-        limits, total_s=total_s if limits.total_s is None else min(limits.total_s, total_s)
-    )

@@ -3,12 +3,18 @@
 Reads no clock: time comes in as `now`, monotonic seconds.
 """
 
+from dataclasses import replace
+
 from services.domain.errors import ErrorDetail, LimitExpired
 from services.domain.generation import Limits
 
 HEARTBEAT_S = 5.0
 """Seconds between two signs of life before the first token."""
 LEAST_S = 0.001
+DEADLINE_MARGIN_S = 0.03
+"""So much before the caller's deadline a request ends here, for its status to reach the caller in time,"""
+DEADLINE_MARGIN_SHARE = 0.1
+"""but no larger a part of it."""
 
 
 class Deadlines:
@@ -65,3 +71,11 @@ class Deadlines:
             if not self.has_place:
                 running.append(("queue", self._limits.queue_s))
         return [(name, limit_s) for name, limit_s in running if limit_s is not None]
+
+
+def with_deadline(limits: Limits, deadline_s: float | None) -> Limits:
+    """Return the limits of a request whose caller gives up after `deadline_s`, if it does."""
+    if deadline_s is None:
+        return limits
+    total_s = max(LEAST_S, deadline_s - min(DEADLINE_MARGIN_S, deadline_s * DEADLINE_MARGIN_SHARE))
+    return replace(limits, total_s=total_s if limits.total_s is None else min(limits.total_s, total_s))

@@ -42,8 +42,8 @@ async def test_the_queue_limit_ends_with_the_queue_and_the_total_limit_tells_usa
 
 
 async def test_the_callers_deadline_comes_back_with_usage(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.generate.DEADLINE_MARGIN_S", 28.0)
-    monkeypatch.setattr("gateway.generate.DEADLINE_MARGIN_SHARE", 1.0)
+    monkeypatch.setattr("gateway.core.deadlines.DEADLINE_MARGIN_S", 28.0)
+    monkeypatch.setattr("gateway.core.deadlines.DEADLINE_MARGIN_SHARE", 1.0)
     rig.worker.script, rig.worker.step_s = endless, 0.005
     error = await failure_of(rig, deadline_s=30, max_output_tokens=2000)
     assert type(error) is LimitExpired
