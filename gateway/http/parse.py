@@ -22,16 +22,17 @@ _NOT_SERVED: dict[str, Any] = {
     "guided_json": None, "guided_regex": None, "guided_choice": None, "guided_grammar": None,
     "structured_outputs": None, "prompt_logprobs": None, "allowed_token_ids": None, "bad_words": [],
     "logits_processors": [], "truncate_prompt_tokens": None,
-    "return_tokens_as_token_ids": False, "skip_special_tokens": True,
+    "return_tokens_as_token_ids": False, "return_token_ids": False, "skip_special_tokens": True,
+    "detokenize": True, "tools": [], "tool_choice": "none", "functions": [], "function_call": "none",
 }  # fmt: skip
 """Known fields that would change the answer, and the value that changes nothing."""
 _NOT_SERVED_CHAT: dict[str, Any] = _NOT_SERVED | {
-    "tools": [], "tool_choice": "none", "functions": [], "function_call": "none", "audio": None,
-    "modalities": ["text"], "prediction": None, "web_search_options": None, "reasoning_effort": None,
-    "verbosity": None, "documents": [], "chat_template": None, "chat_template_kwargs": {},
-    "add_generation_prompt": True, "continue_final_message": False, "echo": False,
+    "audio": None, "modalities": ["text"], "add_special_tokens": False, "prediction": None,
+    "web_search_options": None, "reasoning_effort": None, "verbosity": None, "documents": [],
+    "chat_template": None, "chat_template_kwargs": {}, "add_generation_prompt": True,
+    "continue_final_message": False, "echo": False,
 }  # fmt: skip
-_NOT_SERVED_COMPLETIONS: dict[str, Any] = _NOT_SERVED | {"suffix": None}
+_NOT_SERVED_COMPLETIONS: dict[str, Any] = _NOT_SERVED | {"suffix": None, "add_special_tokens": True}
 
 _NAMES = {
     "max_output_tokens": "max_tokens", "min_output_tokens": "min_tokens", "token_ids": "prompt",
@@ -63,6 +64,7 @@ def parse_completion(body: Any) -> Call:
     """Read the body of /v1/completions."""
     fields = _fields(body)
     fields.refuse(_NOT_SERVED_COMPLETIONS | {"best_of": fields.integer("n") or 1})
+    _refuse_formats(fields)
     num_logprobs = fields.integer("logprobs")
     max_tokens = fields.integer("max_tokens")
     common = _common(fields) | {
@@ -79,9 +81,7 @@ def parse_chat(body: Any) -> Call:
     """Read the body of /v1/chat/completions."""
     fields = _fields(body)
     fields.refuse(_NOT_SERVED_CHAT)
-    response_format = fields.object("response_format")
-    if response_format is not None and response_format.string("type") != "text":
-        raise InvalidField("response_format", "only the type text is supported here")
+    _refuse_formats(fields)
     logprobs = fields.boolean("logprobs") or False
     alternatives = fields.integer("top_logprobs")
     if alternatives is not None and not logprobs:
@@ -98,6 +98,12 @@ def parse_chat(body: Any) -> Call:
     if newest is not None:
         names["max_output_tokens"] = "max_completion_tokens"
     return _call(fields, (request,), names, logprobs=logprobs, ignored=ignored)
+
+
+def _refuse_formats(fields: Fields) -> None:
+    response_format = fields.object("response_format")
+    if response_format is not None and response_format.string("type") != "text":
+        raise InvalidField("response_format", "only the type text is supported here")
 
 
 def _fields(body: Any) -> Fields:

@@ -1,9 +1,11 @@
 """What a container installs: a wheel made of nothing but what the Dockerfile copies, complete at run time."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -76,3 +78,10 @@ def test_all_data_files_are_found_without_the_source_tree(wheel: Path, tmp_path:
         timeout=60,
     )
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_the_base_install_has_neither_torch_nor_triton() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    base = {re.split(r"[^A-Za-z0-9_.-]", one, maxsplit=1)[0] for one in project["dependencies"]}
+    assert {"grpcio", "protobuf", "redis", "structlog", "opentelemetry-sdk"} <= base
+    assert not base & {"torch", "triton", "transformers"}

@@ -99,12 +99,23 @@ def test_the_harmless_value_of_a_field_that_is_not_served_passes(field: str, har
 
 
 @pytest.mark.parametrize(
-    "field", ["guided_json", "use_beam_search", "prompt_logprobs", "suffix", "bad_words", "best_of"]
-)
+    "field",
+    [
+        "guided_json", "use_beam_search", "prompt_logprobs", "suffix", "bad_words", "best_of", "tools",
+        "return_token_ids", "detokenize", "add_special_tokens", "function_call",
+    ],
+)  # fmt: skip
 def test_a_known_field_that_would_change_the_answer_is_refused_by_name(field: str) -> None:
     with pytest.raises(InvalidField, match="is not supported here") as refused:
         parse_completion({"model": "m", "prompt": "x", field: ["any"]})
     assert refused.value.detail.field == field
+
+
+@pytest.mark.parametrize("kind", ["json_object", "json_schema"])
+def test_completions_are_text_only_too(kind: str) -> None:
+    with pytest.raises(InvalidField, match="only the type text") as refused:
+        parse_completion({"model": "m", "prompt": "x", "response_format": {"type": kind}})
+    assert refused.value.detail.field == "response_format"
 
 
 def test_best_of_may_say_what_n_says() -> None:
