@@ -3,6 +3,7 @@
 Knows nothing of what failed: whoever raises `FatalError` says what is wrong and what to do about it.
 """
 
+import os
 import sys
 from collections.abc import Callable
 
@@ -44,4 +45,8 @@ def entry(main: Callable[[], int]) -> int:
         return main()
     except FatalError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
+        if isinstance(error, EngineFailed):
+            # Threads may be inside of what failed, and an interpreter that is taken down under them aborts.
+            sys.stdout.flush()
+            os._exit(error.exit_code)
         return error.exit_code
