@@ -88,7 +88,7 @@ def connect(url: str, *, limit_s: float = CALL_LIMIT_S) -> "RedisStore":
             protocol=2,
         )
     except ValueError as exc:
-        raise ConfigError(f"the address of Redis (REDIS_URL, --redis-url, redis_url): {exc}") from exc
+        raise ConfigError(f"no address of a Redis (REDIS_URL, --redis-url, redis_url): {exc}") from exc
     return RedisStore(pool.make_connection, limit_s=limit_s)
 
 

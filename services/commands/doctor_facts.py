@@ -218,12 +218,12 @@ async def ask_redis(url: str | None) -> RedisFact:
             return RedisFact(find_redis())
         except FatalError as exc:
             return RedisFact("none", error=str(exc))
-    parts = urlsplit(url)
-    where = f"{parts.hostname}:{parts.port or 6379}" if parts.hostname else parts.path
     try:
         store = connect(url, limit_s=REDIS_LIMIT_S)
-    except ValueError as exc:
-        return RedisFact("REDIS_URL", error=f"REDIS_URL is no address of a Redis ({exc})")
+    except FatalError as exc:
+        return RedisFact("REDIS_URL", error=str(exc))
+    parts = urlsplit(url)
+    where = f"{parts.hostname}:{parts.port or 6379}" if parts.hostname else parts.path
     try:
         info, (seconds, micros) = await store.execute("INFO"), await store.execute("TIME")
     except DependencyDown as exc:

@@ -160,6 +160,7 @@ async def test_a_redis_that_does_not_answer_is_named_without_its_password() -> N
     assert "secret" not in repr(found)
 
 
-async def test_an_address_that_is_none_is_said() -> None:
-    found = await ask_redis("ftp://nowhere")
-    assert "REDIS_URL is no address of a Redis" in (found.error or "")
+@pytest.mark.parametrize("url", ["ftp://nowhere", "redis://host:port/0"])
+async def test_an_address_that_is_none_is_said(url: str) -> None:
+    found = await ask_redis(url)
+    assert "no address of a Redis (REDIS_URL" in (found.error or "")
