@@ -23,7 +23,7 @@ from services.launcher.board import Board
 from services.launcher.child_log import how_far, why_it_ended
 from services.launcher.health import HealthCheck
 from services.launcher.ports import LOOPBACK
-from services.launcher.topology import Process
+from services.launcher.topology import GUARD, Process
 
 POLL_S = 0.1
 START_LIMIT_S = 300.0
@@ -143,8 +143,10 @@ class Supervisor:
                 raise result
 
     def kill_all(self) -> None:
-        """End every child now."""
+        """End every child now, for a launcher that ends at once itself."""
         for child in self.children:
+            if GUARD in child.spec.command:
+                continue  # It ends its program once the launcher's lifeline is gone; killed, it could not.
             if child.process is not None and child.process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     child.process.kill()

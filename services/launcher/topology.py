@@ -21,6 +21,10 @@ CHILD_ENVIRONMENT = {
 """What children are started with where the operator's own environment does not say otherwise."""
 
 
+GUARD = "services.launcher.guard"
+"""The module that runs a foreign program, and ends it when the launcher has gone."""
+
+
 class Health(Enum):
     """How a process says that it is up."""
 
@@ -131,7 +135,7 @@ def _redis(suite: Suite) -> Process:
     seldom = ("--hz", "2")
     return Process(
         name="redis",
-        command=(suite.python, "-m", "services.launcher.guard", *server, *memory_only, *seldom),
+        command=(suite.python, "-m", GUARD, *server, *memory_only, *seldom),
         port=suite.ports.redis,
         health=Health.REDIS,
     )

@@ -148,6 +148,20 @@ async def test_it_comes_up_serves_and_drains(tmp_path: Path) -> None:
         assert {path.name for path in (tmp_path / "run" / "latest").iterdir()} >= {"gateway.log", "redis.log"}
 
 
+async def test_told_twice_it_ends_at_once_and_leaves_no_process(tmp_path: Path) -> None:
+    """Redis too, which its guard has to end: a guard that is killed first could not."""
+    async with launch(tmp_path, "--sim", "--model", "sim") as launcher:
+        await launcher.ready()
+        family = launcher.family()
+        # One that cannot drain, so that the first signal alone ends nothing.
+        (gateway,) = (child for child in family if "gateway" in child.cmdline())
+        gateway.send_signal(signal.SIGSTOP)
+        launcher.process.send_signal(signal.SIGINT)
+        launcher.process.send_signal(signal.SIGTERM)
+        assert (await launcher.end())[0] == 130
+        await none_left(family)
+
+
 async def test_with_tls_it_comes_up_and_its_commands_work(tmp_path: Path) -> None:
     config = tmp_path / "quire.toml"
     config.write_text(configuration(make_certs(tmp_path / "certs")))
