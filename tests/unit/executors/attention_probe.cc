@@ -39,6 +39,19 @@ void write(const void* from, size_t bytes) {
   if (std::fwrite(from, 1, bytes, stdout) != bytes) std::exit(4);
 }
 
+QuireBatch batch_of(const std::vector<int32_t>& positions, const std::vector<int32_t>& starts,
+                    const std::vector<int32_t>& lengths, const std::vector<int32_t>& table, int32_t width) {
+  QuireBatch batch{};
+  batch.num_tokens = static_cast<int32_t>(positions.size());
+  batch.num_sequences = static_cast<int32_t>(lengths.size());
+  batch.table_width = width;
+  batch.positions = positions.data();
+  batch.query_start = starts.data();
+  batch.context_len = lengths.data();
+  batch.page_table = table.data();
+  return batch;
+}
+
 struct Probe {
   quire::KvMemory kv{};
   int32_t num_heads = 0;
@@ -79,14 +92,7 @@ struct Probe {
     for (int32_t s = 0; s < num_sequences; ++s) {
       for (int32_t t = starts[s]; t < starts[s + 1]; ++t) sequence_of[static_cast<size_t>(t)] = s;
     }
-    QuireBatch batch{};
-    batch.num_tokens = num_tokens;
-    batch.num_sequences = num_sequences;
-    batch.table_width = width;
-    batch.positions = positions.data();
-    batch.query_start = starts.data();
-    batch.context_len = lengths.data();
-    batch.page_table = table.data();
+    const QuireBatch batch = batch_of(positions, starts, lengths, table, width);
     std::vector<float> q(static_cast<size_t>(num_tokens * q_width)), out(q);
     quire::rope_store(*pool, kv, batch, sequence_of.data(), layer, rope.data(), num_heads, qkv.data(), q.data());
     std::memset(out.data(), 0xff, out.size() * sizeof(float));
@@ -101,14 +107,7 @@ struct Probe {
     const auto positions = many<int32_t>(num_tokens), starts = many<int32_t>(num_sequences + 1);
     const auto lengths = many<int32_t>(num_sequences);
     const auto table = many<int32_t>(static_cast<int64_t>(num_sequences) * width);
-    QuireBatch batch{};
-    batch.num_tokens = num_tokens;
-    batch.num_sequences = num_sequences;
-    batch.table_width = width;
-    batch.positions = positions.data();
-    batch.query_start = starts.data();
-    batch.context_len = lengths.data();
-    batch.page_table = table.data();
+    const QuireBatch batch = batch_of(positions, starts, lengths, table, width);
     quire::AttentionPlan plan;
     quire::plan_attention(batch, {kv.page_size, num_heads, kv.num_kv_heads, window, chunk, pool->num_threads()},
                           plan);
