@@ -27,7 +27,9 @@ from worker.executors.ranks.group import load_group
 from worker.executors.ranks.messages import RankSpec
 from worker.executors.weights.gpu_size import least_bytes
 from worker.executors.weights.loader import open_model
-from worker.memory import check_weights_fit, free_memory_bytes
+from worker.memory import PoolNeed, check_fits, free_memory_bytes
+from worker.memory_plan import page_bytes_of
+from worker.plan.op import Plan
 from worker.plan.shard import CannotShard
 
 TORCH_WEIGHT_BYTES = 4
@@ -122,7 +124,7 @@ def _load_triton(config: WorkerConfig, artifact: ModelArtifact, device: Device) 
 
     free = device.memory().free_bytes
     built, weights = open_model(artifact)
-    check_weights_fit(least_bytes(built.plan, weights), free)
+    _check_memory(config, built.plan, KvFormat.INT8, least_bytes(built.plan, weights), free)
     executor = load_on(
         device,
         artifact,
@@ -147,6 +149,41 @@ def step_limits(config: WorkerConfig, model_context_tokens: int) -> StepLimits:
     )
 
 
+def _check_memory(
+    config: WorkerConfig,
+    plan: Plan,
+    kv_format: KvFormat,
+    weight_bytes: int,
+    device_free_bytes: int | None = None,
+    *,
+    ranks: int = 1,
+) -> None:
+    """Refuse what cannot fit before anything is compiled or read (`check_fits`).
+
+    Args:
+        kv_format: What the executor keeps KV in where the configuration does not say.
+        device_free_bytes: None: it computes in the host's memory.
+        ranks: Devices that share weights and pages evenly; a page of theirs is never smaller than its share.
+    """
+    if device_free_bytes is None:
+        free_bytes, fraction = free_memory_bytes(), config.kv_memory_fraction
+    else:
+        free_bytes, fraction = device_free_bytes, config.kv_memory_fraction or 1.0
+    need = PoolNeed(
+        page_bytes=page_bytes_of(plan, config.kv_format or kv_format, config.page_size) // ranks,
+        page_size=config.page_size,
+        max_context_tokens=config.max_context_tokens or 1,
+        max_sequences=config.max_sequences,
+    )
+    check_fits(
+        weight_bytes // ranks,
+        need,
+        kv_bytes=config.kv_memory,
+        free_bytes=free_bytes,
+        fraction=fraction,
+    )
+
+
 def _check_host_format(config: WorkerConfig) -> None:
     if config.dense_products is DenseProducts.VENDOR:
         raise FatalError("--dense-products vendor: there is no GPU to use; leave it out on a CPU")
@@ -168,7 +205,7 @@ def _load_native(config: WorkerConfig, artifact: ModelArtifact) -> Executor:
         artifact,
         model_name=config.model_name,
         options=options,
-        check_size=lambda weight_bytes: check_weights_fit(weight_bytes, free_memory_bytes()),
+        check_size=lambda plan, weight_bytes: _check_memory(config, plan, KvFormat.INT8, weight_bytes),
     )
 
 
@@ -192,7 +229,7 @@ def _open_group(config: WorkerConfig, artifact: ModelArtifact, find: Callable[[]
         _check_torch(config, artifact)
         spec = replace(spec, num_threads=config.threads or max(1, (os.cpu_count() or 1) // size))
     else:
-        check_weights_fit(least_bytes(built.plan, weights) // size, free)
+        _check_memory(config, built.plan, KvFormat.INT8, least_bytes(built.plan, weights), free, ranks=size)
         spec = replace(
             spec,
             kv_format=config.kv_format or KvFormat.INT8,
@@ -221,7 +258,8 @@ def _check_torch(config: WorkerConfig, artifact: ModelArtifact) -> None:
             f"the torch executor keeps KV in f32; take --kv-format {config.kv_format} with --executor native"
         )
     num_parameters = sum(prod(tensor.shape) for tensor in artifact.tensors.values())
-    check_weights_fit(num_parameters * TORCH_WEIGHT_BYTES, free_memory_bytes())
+    built, _ = open_model(artifact)
+    _check_memory(config, built.plan, KvFormat.F32, num_parameters * TORCH_WEIGHT_BYTES)
     if not has_module("torch"):
         raise FatalError("the torch executor needs torch: pip install 'quire[torch]'")
 

@@ -72,16 +72,31 @@ def size_pool(need: PoolNeed, *, kv_bytes: int | None, room: KvRoom) -> PoolSize
         if kv_bytes > room.most_bytes:
             raise TooLittleMemory(
                 f"--kv-memory asks for {kv_bytes / MIB:,.0f} MiB, "
-                f"{room.most_bytes / MIB:,.0f} MiB are free: ask for less"
+                f"{room.most_bytes / MIB:,.0f} MiB are free for it: ask for less"
             )
         num_pages = kv_bytes // need.page_bytes
-        source = f"{kv_bytes / MIB:,.0f} MiB given"
+        source = f"{kv_bytes / MIB:,.0f} MiB given" if kv_bytes >= MIB else f"{kv_bytes:,} bytes given"
     if num_pages < 1:
         raise TooLittleMemory(
             f"no KV page of {need.page_bytes:,} bytes fits into {source}: free memory or raise --kv-memory"
         )
     per_page = f"{need.page_bytes:,} bytes per page of {need.page_size} tokens"
     return PoolSize(num_pages, f"{source} / {per_page} = {num_pages} pages")
+
+
+def check_fits(
+    weight_bytes: int, need: PoolNeed, *, kv_bytes: int | None, free_bytes: int, fraction: float | None
+) -> None:
+    """Refuse, before anything long is begun, a model that cannot fit or a pool that cannot beside it.
+
+    Args:
+        weight_bytes: What loading will take of the `free_bytes` that are free before it.
+
+    Raises:
+        TooLittleMemory: The weights alone need more, or what they leave does not hold the pool.
+    """
+    check_weights_fit(weight_bytes, free_bytes)
+    size_pool(need, kv_bytes=kv_bytes, room=host_room(free_bytes - weight_bytes, fraction))
 
 
 def check_weights_fit(weight_bytes: int, free_bytes: int) -> None:

@@ -247,7 +247,7 @@ def load_native_executor(
     *,
     model_name: str,
     options: NativeOptions | None = None,
-    check_size: Callable[[int], None] | None = None,
+    check_size: Callable[[Plan, int], None] | None = None,
     in_floats: bool = False,
     layer_of: tuple[int, NativeExecutor] | None = None,
 ) -> NativeExecutor:
@@ -256,7 +256,8 @@ def load_native_executor(
     Args:
         source: What `open_artifact` reads or gave.
         model_name: The name callers use.
-        check_size: Given the bytes that the weights will take, before the first one is read.
+        check_size: Given the plan and the bytes that the weights will take, before anything is compiled or
+            read.
         in_floats: Hold the exact numbers of quantised weights instead of their codes; for measuring codes.
         layer_of: Take this layer's weights from another version of the model; for measuring it alone.
 
@@ -274,7 +275,7 @@ def load_native_executor(
         # Other bytes of the same file: packed, and named, apart.
         weights, revision = weights.in_floats(), f"{revision}f32"
     if check_size is not None:
-        check_size(packed_bytes(model.plan, weights))
+        check_size(model.plan, packed_bytes(model.plan, weights))
     built = build(options.instruction_set)
     try:
         return NativeExecutor(

@@ -21,6 +21,7 @@ from worker.executors.native import bound_plan
 from worker.executors.native.packed_size import packed_bytes
 from worker.executors.native_executor import NativeExecutor
 from worker.executors.weights.loader import open_model
+from worker.memory import TooLittleMemory
 from worker.plan.op import OpKind
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("own_cache")]
@@ -154,6 +155,36 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_packed(
     with pytest.raises(FatalError, match="the weights need about"):
         open_executor(config(model))
     assert not (tmp_path / "cache" / "packed").exists()
+
+
+@pytest.mark.usefixtures("no_compiler", "no_torch")
+@pytest.mark.parametrize("kind", [ExecutorKind.AUTO, ExecutorKind.NATIVE, ExecutorKind.TORCH])
+@pytest.mark.parametrize(
+    ("kv_memory", "says"),
+    [
+        (1000, r"no KV page of [\d,]+ bytes fits into 1,000 bytes given: .*--kv-memory"),
+        (1 << 50, r"--kv-memory asks for 1,073,741,824 MiB, [\d,]+ MiB are free for it: ask for less"),
+    ],
+)
+def test_a_pool_that_cannot_be_is_refused_before_anything_is_compiled_or_imported(
+    model: Path, kind: ExecutorKind, kv_memory: int, says: str
+) -> None:
+    """Without a compiler and torch nothing long could begin: what is said is about the memory."""
+    with pytest.raises(TooLittleMemory, match=says):
+        open_executor(config(model, kind, kv_memory=kv_memory))
+
+
+@pytest.mark.usefixtures("no_compiler", "no_torch")
+def test_weights_and_pool_have_to_fit_together(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built, weights = open_model(open_artifact(model))
+    weight_bytes = packed_bytes(built.plan, weights)
+    pool_bytes = 1 << 20
+    monkeypatch.setattr(executor_choice, "free_memory_bytes", lambda: weight_bytes + pool_bytes - 1)
+    with pytest.raises(TooLittleMemory, match="--kv-memory asks for 1 MiB"):
+        open_executor(config(model, ExecutorKind.NATIVE, kv_memory=pool_bytes))
+    monkeypatch.setattr(executor_choice, "free_memory_bytes", lambda: weight_bytes + pool_bytes)
+    with pytest.raises(FatalError, match="install g"):
+        open_executor(config(model, ExecutorKind.NATIVE, kv_memory=pool_bytes))
 
 
 def test_torch_is_taken_when_asked_for(model: Path) -> None:

@@ -7,6 +7,7 @@ import triton
 from structlog.testing import capture_logs
 
 from services.artifacts.artifact import open_artifact
+from services.artifacts.tensors import TensorRef
 from services.chassis.fatal import FatalError
 from services.domain.kv_layout import KvFormat
 from tests.fakes.launch_recorder import LaunchRecorder
@@ -86,6 +87,18 @@ def test_who_asks_for_triton_without_a_gpu_is_told_why_and_what_else_there_is(
 def test_weights_that_do_not_fit_on_the_device_are_refused_before_they_are_read(model: Path) -> None:
     with pytest.raises(FatalError, match="the weights need about 0 MiB, 0 MiB are free"):
         open_executor(config(model), lambda: FakeGpu(0))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_pool_that_does_not_fit_on_the_device_is_refused_before_weights_are_read(
+    model: Path, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for unread in ("to_float32", "to_codes"):
+        monkeypatch.delattr(TensorRef, unread, raising=False)
+    for kv_memory, says in ((100, "fits into 100 bytes given"), (9001 * MIB, "MiB are free for it")):
+        settings = config(model, kv_memory=kv_memory, tensor_parallel_size=ranks)
+        with pytest.raises(FatalError, match=says):
+            open_executor(settings, lambda: FakeGpu(9000))
 
 
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_1"])
