@@ -20,6 +20,7 @@ from worker.executors.native.library import Compute
 from worker.executors.sim import SimConfig, SimExecutor
 
 if TYPE_CHECKING:
+    from worker.executors.torch_ranks import Ranks
     from worker.executors.triton_executor import TritonExecutor
     from worker.executors.triton_stream import Stream
 
@@ -79,7 +80,9 @@ def tiny_native(
         return load_native(path, folder, kv_format=kv_format, compute=compute, num_threads=2)
 
 
-def tiny_triton(stream: "Stream | None" = None, graph_sizes: tuple[int, ...] = ()) -> "TritonExecutor":
+def tiny_triton(
+    stream: "Stream | None" = None, graph_sizes: tuple[int, ...] = (), ranks: "Ranks | None" = None
+) -> "TritonExecutor":
     import torch
 
     from tests.unit.executors.tiny_models import make_model, save_folder
@@ -98,6 +101,7 @@ def tiny_triton(stream: "Stream | None" = None, graph_sizes: tuple[int, ...] = (
             limits=LIMITS,
             graph_sizes=graph_sizes,
             stream=stream,
+            ranks=ranks,
         )
 
 

@@ -33,7 +33,7 @@ class Ranks:
         self.rank, self.size = rank, size
         self._device, self._limit_s = torch.device(device), limit_s
         self._received: dict[torch.dtype, Tensor] = {}
-        self._total = torch.empty(0, device=self._device)
+        self._total: Tensor | None = None
         self._group: Any = None
 
     def join(self, store: Path) -> None:
@@ -55,10 +55,9 @@ class Ranks:
 
     def reserve(self, count: int, dtype: torch.dtype) -> None:
         """Make memory for exchanges of `count` numbers, unless there is; captured graphs need it to stay."""
-        none = torch.empty(0, dtype=dtype, device=self._device)
-        self._received[dtype] = self._room(self._received.get(dtype, none), self.size * count)
+        self._received[dtype] = self._room(self._received.get(dtype), self.size * count, dtype)
         if dtype is not torch.float32:
-            self._total = self._room(self._total, count)
+            self._total = self._room(self._total, count, torch.float32)
 
     def sum(self, x: Tensor, out: Tensor) -> None:
         """Write the sum of all ranks' x: added up in float32 from rank 0 on, then rounded once.
@@ -74,6 +73,7 @@ class Ranks:
             for part in parts[1:]:
                 total.add_(part)
             return
+        assert self._total is not None, "made with the room for all parts"
         total = self._total[: x.numel()].view(x.shape).copy_(parts[0])
         for part in parts[1:]:
             total.add_(part)
@@ -108,10 +108,10 @@ class Ranks:
         self._group._allgather_base(parts, x.reshape(-1)).wait()
         return parts.view(self.size, *x.shape)
 
-    def _room(self, buffer: Tensor, count: int) -> Tensor:
-        if buffer.numel() >= count:
+    def _room(self, buffer: Tensor | None, count: int, dtype: torch.dtype) -> Tensor:
+        if buffer is not None and buffer.numel() >= count:
             return buffer
-        return torch.empty(count, dtype=buffer.dtype, device=self._device)
+        return torch.empty(count, dtype=dtype, device=self._device)
 
 
 def _over_gloo(store: dist.Store, rank: int, size: int, limit: timedelta) -> Any:

@@ -1,4 +1,4 @@
-"""`gather_rows` in Triton (see `gather_rows` for the contract).
+"""`gather_rows` and `gather_shard` in Triton (see `gather_rows` for the contract).
 
 Knows torch and Triton alone.
 """
@@ -27,6 +27,19 @@ def gather_rows_kernel(x, rows, out, width, factor, BLOCK: tl.constexpr):
     tl.store(out + place * width + columns, (values * factor).to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def gather_shard_kernel(x, rows, out, width, first, count, BLOCK: tl.constexpr):
+    """Copy a piece of one row if it is one of the `count` from `first` on, which lie here; else zeros."""
+    place = tl.program_id(0).to(tl.int64)
+    source = tl.load(rows + place).to(tl.int64) - first
+    is_here = (source >= 0) & (source < count)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    # An address outside of the part is never made, not even behind a mask.
+    start = tl.where(is_here, source, 0) * width
+    values = tl.load(x + start + columns, mask=columns < tl.where(is_here, width, 0), other=0.0)
+    tl.store(out + place * width + columns, values, mask=columns < width)
+
+
 def gather_rows(x: Tensor, rows: Tensor, out: Tensor, *, factor: float = 1.0) -> None:
     """Write the rows of x that `rows` names, times a factor."""
     width = x.shape[1]
@@ -38,10 +51,11 @@ def gather_rows(x: Tensor, rows: Tensor, out: Tensor, *, factor: float = 1.0) ->
 
 def gather_shard(x: Tensor, rows: Tensor, out: Tensor, *, first: int) -> None:
     """Write the rows of a table that `rows` names, of which x is the part from `first` on; else zeros."""
-    own = rows - first
-    is_elsewhere = (own < 0) | (own >= len(x))
-    gather_rows(x, own.masked_fill_(is_elsewhere, 0), out)
-    out.masked_fill_(is_elsewhere.unsqueeze(1), 0)
+    width = x.shape[1]
+    if len(rows):
+        gather_shard_kernel[(len(rows), triton.cdiv(width, _BLOCK))](
+            x, rows, out, width, first, len(x), BLOCK=_BLOCK, num_warps=_NUM_WARPS, enable_fp_fusion=False
+        )
 
 
 def aot_kernels(chip: str) -> Iterator[AotKernel]:
@@ -56,6 +70,21 @@ def aot_kernels(chip: str) -> Iterator[AotKernel]:
                 "out": f"*{dtype}",
                 "width": "i32",
                 "factor": "fp32",
+            },
+            constexprs={"BLOCK": _BLOCK},
+            aligned=frozenset({"width"}),
+            num_warps=_NUM_WARPS,
+        )
+        yield AotKernel(
+            name=f"gather-shard-{dtype}",
+            function=gather_shard_kernel,
+            signature={
+                "x": f"*{dtype}",
+                "rows": "*i32",
+                "out": f"*{dtype}",
+                "width": "i32",
+                "first": "i32",
+                "count": "i32",
             },
             constexprs={"BLOCK": _BLOCK},
             aligned=frozenset({"width"}),

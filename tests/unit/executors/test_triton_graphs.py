@@ -8,7 +8,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from services.domain.generation import SamplingParams
 from tests.fakes.contract_executors import (
     NUM_PAGES,
     PAGE,
@@ -19,12 +18,11 @@ from tests.fakes.contract_executors import (
     step,
     tiny_triton,
 )
-from tests.fakes.engine_harness import engine_config, prompt, submit
+from tests.fakes.engine_harness import engine_config
 from tests.fakes.fake_stream import FakeStream
 from tests.fakes.interpreted_dots import use_one_order
 from tests.fakes.served import Served
-from worker.engine.batch_builder import build_ahead, build_batch
-from worker.engine.step_scheduler import StepScheduler
+from tests.unit.executors.mixed_requests import mixed_request
 from worker.executors.base import ExecutorFault
 from worker.executors.triton_executor import TritonExecutor
 
@@ -164,74 +162,19 @@ def test_a_step_with_a_chunk_is_launched_by_itself_and_waits_once() -> None:
     assert made_calls["ragged_kernel"] == 1
 
 
-@pytest.mark.parametrize("num_requests", [100, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_mixed_requests_reserve_no_memory(num_requests: int) -> None:
-    """Prompts of any length, penalties, scores and choices: nothing is made for any of them.
-
-    Steps run ahead as in the step loop, in one thread, so that every operation of torch's is seen.
-    """
-    stream = FakeStream(computes=False)
-    executor = made(stream)
-    config = engine_config(num_pages=NUM_PAGES, max_context_tokens=64, vocab_size=200)
-    scheduler = StepScheduler(config)
-    reserved, before, num_steps = stream.reserved_bytes, stream.calls.copy(), 0
-    rng = np.random.default_rng(0)
-    left = list(range(1, num_requests + 1))
-    with stream.steady():
-        plan, launched = scheduler.plan(0.0), None
-        scheduler.apply(plan, None, 0.0)
-        while left or scheduler.num_live:
-            now = float(num_steps)
-            if launched is None:
-                for _ in range(min(len(left), 3 if scheduler.num_live < 12 else 0)):
-                    scheduler.post(_any_request(left.pop(), rng, one_penalty_in=20))
-                plan = scheduler.plan(now)
-                if not plan.num_rows:
-                    scheduler.apply(plan, None, now)
-                    continue
-                launched = executor.launch(build_batch(plan))
-            ahead = scheduler.plan_ahead(now)
-            behind = None if ahead is None else executor.launch(build_ahead(*ahead))
-            scheduler.apply(plan, executor.collect(launched), now)
-            plan, launched = (plan if ahead is None else ahead[0]), behind
-            num_steps += 1
-    calls = stream.calls - before
-    assert stream.reserved_bytes == reserved
-    assert calls["synchronize"] == calls["download"] == num_steps
-    for name in ("replay", "ragged_kernel", "aten.index_select.out"):
-        assert calls[name] > num_requests // 20, name
-
-
 def test_two_steps_under_way_never_touch_each_others_memory() -> None:
     """The step loop itself, which queues a decode step while the one before it runs."""
     stream = FakeStream(computes=False)
     config = engine_config(num_pages=2 * NUM_PAGES, max_context_tokens=64, vocab_size=200, max_waiting=40)
     rng = np.random.default_rng(0)
     # One with a penalty keeps all from running ahead, so there are few.
-    requests = [_any_request(handle, rng, one_penalty_in=30) for handle in range(1, 41)]
+    requests = [mixed_request(handle, rng, one_penalty_in=30) for handle in range(1, 41)]
     served = Served(tiny_triton(stream, SIZES), config, requests)
     reserved = stream.reserved_bytes
     served.run()
     assert len(served.ended) == 40
     assert stream.reserved_bytes == reserved
     assert stream.calls["aten.index_select.out"] > 0, "some steps were fed by those before them"
-
-
-def _any_request(handle: int, rng: np.random.Generator, *, one_penalty_in: int = 3) -> Any:
-    sampling = SamplingParams(
-        seed=handle,
-        repetition_penalty=1.2 if handle % one_penalty_in == 0 else 1.0,
-        num_logprobs=5 if handle % 4 == 0 else None,
-    )
-    ids = [token % 200 for token in prompt(int(rng.integers(1, 40)), handle)]
-    return submit(
-        handle,
-        ids,
-        max_output=int(rng.integers(1, 12)),
-        n=1 + handle % 2,
-        sampling=sampling,
-        num_prompt_logprobs=2 if handle % 5 == 0 else None,
-    )
 
 
 def test_memory_that_is_not_there_is_a_fault_with_the_sum() -> None:

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from worker.kernels import act_mul_torch, act_mul_triton
 from worker.kernels.gather_rows_torch import gather_rows as gather_rows_reference
-from worker.kernels.gather_rows_triton import gather_rows
+from worker.kernels.gather_rows_torch import gather_shard as gather_shard_reference
+from worker.kernels.gather_rows_triton import gather_rows, gather_shard
 from worker.kernels.group_quantize import GROUP
 from worker.kernels.group_quantize_torch import group_quantize as group_quantize_reference
 from worker.kernels.group_quantize_triton import group_quantize
@@ -131,6 +132,24 @@ def test_gather_rows_copies_bits_and_scales(dtype: torch.dtype) -> None:
     gather_rows(table, rows, out, factor=1.7)
     assert_close(out, expected, dtype)
     gather_rows(table, rows[:0], out[:0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("first", "count"), [(0, 4), (4, 5), (3, 1)])
+def test_gather_shard_copies_its_own_rows_and_zeros_for_those_of_others(
+    dtype: torch.dtype, first: int, count: int
+) -> None:
+    """The rows beside the part hold NaN: an address outside of it would show."""
+    table, rows = noise(9, 1030, dtype=dtype), torch.tensor([8, 0, 3, 0, 4], dtype=torch.int32)
+    whole, out = poisoned(9, 1030, dtype=dtype), poisoned(5, 1030, dtype=dtype)
+    whole[first : first + count] = table[first : first + count]
+    gather_shard(whole[first : first + count], rows, out, first=first)
+    for i, row in enumerate(rows.tolist()):
+        assert torch.equal(out[i], table[row] if first <= row < first + count else torch.zeros_like(out[i]))
+    expected = torch.empty_like(out)
+    gather_shard_reference(whole[first : first + count], rows, expected, first=first)
+    assert torch.equal(out, expected)
+    gather_shard(whole[:2], rows[:0], out[:0], first=0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

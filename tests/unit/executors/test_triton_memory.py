@@ -1,0 +1,101 @@
+"""No step reserves memory, whatever it holds, alone or among ranks; on a fake device, which sees it all."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.fakes.contract_executors import NUM_PAGES, tiny_triton
+from tests.fakes.echo_ranks import echo_ranks
+from tests.fakes.engine_harness import engine_config
+from tests.fakes.fake_stream import FakeStream
+from tests.unit.executors.mixed_requests import mixed_request
+from worker.engine.batch_builder import build_ahead, build_batch
+from worker.engine.step_scheduler import StepScheduler
+from worker.executors.torch_ranks import Ranks
+from worker.executors.triton_executor import TritonExecutor
+from worker.executors.triton_runner import StepRunner
+
+pytestmark = pytest.mark.timeout(600)
+
+MANY = pytest.param(10_000, marks=pytest.mark.slow)
+
+
+def made(stream: FakeStream, num_ranks: int, rank: int = 0) -> TritonExecutor:
+    """Return an executor by itself, or one of some ranks."""
+    executor = tiny_triton(stream, (4, 8), None if num_ranks == 1 else echo_ranks(num_ranks, rank))
+    executor.allocate(NUM_PAGES)
+    return executor
+
+
+def serve(executor: TritonExecutor, stream: FakeStream, num_requests: int) -> tuple[Counter[str], int]:
+    """Serve mixed requests; return what the device was asked, and how many steps there were.
+
+    Steps run ahead as in the step loop, in one thread, so that every operation of torch's is seen.
+    """
+    config = engine_config(num_pages=NUM_PAGES, max_context_tokens=64, vocab_size=200)
+    scheduler = StepScheduler(config)
+    before, num_steps = stream.calls.copy(), 0
+    rng = np.random.default_rng(0)
+    left = list(range(1, num_requests + 1))
+    with stream.steady():
+        plan, launched = scheduler.plan(0.0), None
+        scheduler.apply(plan, None, 0.0)
+        while left or scheduler.num_live:
+            now = float(num_steps)
+            if launched is None:
+                for _ in range(min(len(left), 3 if scheduler.num_live < 12 else 0)):
+                    scheduler.post(mixed_request(left.pop(), rng, one_penalty_in=20))
+                plan = scheduler.plan(now)
+                if not plan.num_rows:
+                    scheduler.apply(plan, None, now)
+                    continue
+                launched = executor.launch(build_batch(plan))
+            ahead = scheduler.plan_ahead(now)
+            behind = None if ahead is None else executor.launch(build_ahead(*ahead))
+            scheduler.apply(plan, executor.collect(launched), now)
+            plan, launched = (plan if ahead is None else ahead[0]), behind
+            num_steps += 1
+    return stream.calls - before, num_steps
+
+
+@pytest.mark.parametrize("num_requests", [100, MANY])
+@pytest.mark.parametrize(("num_ranks", "rank"), [(1, 0), (2, 1)])
+def test_mixed_requests_reserve_no_memory(num_ranks: int, rank: int, num_requests: int) -> None:
+    """Prompts of any length, penalties, scores and choices: nothing is made for any of them."""
+    stream = FakeStream(computes=False)
+    executor = made(stream, num_ranks, rank)
+    reserved = stream.reserved_bytes
+    calls, num_steps = serve(executor, stream, num_requests)
+    assert stream.reserved_bytes == reserved
+    assert calls["synchronize"] == calls["download"] == num_steps
+    for name in ("replay", "ragged_kernel", "aten.index_select.out"):
+        assert calls[name] > num_requests // 20, name
+    assert bool(calls["gather_shard_kernel"]) == (num_ranks > 1)
+
+
+@pytest.mark.parametrize("where", ["exchange", "step", "stream"])
+def test_a_step_that_reserves_memory_is_found(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the test above: room made anew for an exchange, for draws, and by the stream."""
+    stream = FakeStream(computes=False)
+    executor = made(stream, 2)
+    draw, all_of = StepRunner._draw, Ranks._all
+
+    def draws_into_new_memory(runner: StepRunner, logits: Any, sampling: Any) -> None:
+        draw(runner, torch.empty_like(logits), sampling)
+
+    def allocates(runner: StepRunner, logits: Any, sampling: Any) -> None:
+        stream.allocate(1)
+
+    def exchanges_into_new_memory(ranks: Ranks, x: Any) -> Any:
+        ranks._received.clear()
+        return all_of(ranks, x)
+
+    if where == "exchange":
+        monkeypatch.setattr(Ranks, "_all", exchanges_into_new_memory)
+    else:
+        monkeypatch.setattr(StepRunner, "_draw", draws_into_new_memory if where == "step" else allocates)
+    with pytest.raises(AssertionError, match=r"allocates or waits within a step|a step allocates 1 bytes"):
+        serve(executor, stream, 20)
