@@ -175,15 +175,15 @@ class _Door:
         try:
             async for part in request.stream():
                 size += len(part)
-                self._check_size(size)
+                self._check_size(size, " or more")
                 parts.append(part)
         except ClientDisconnect as gone:
             raise ClientGone from gone
         return b"".join(parts)
 
-    def _check_size(self, num_bytes: int) -> None:
+    def _check_size(self, num_bytes: int, more: str = "") -> None:
         if num_bytes > self._max_body_bytes:
-            raise BodyTooLarge(f"the body must be at most {self._max_body_bytes} bytes")
+            raise BodyTooLarge("body", f"must be at most {self._max_body_bytes} bytes, got {num_bytes}{more}")
 
     async def _answer(self, request: Request, call: Call, renderer: Renderer, prefix: str) -> Response:
         ids = [self._new_request_id() for _ in call.requests]

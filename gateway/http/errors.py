@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from gateway.core.limit_status import duration
 from services.chassis import errors
-from services.domain.errors import Code, Draining, ServeError
+from services.domain.errors import Code, Draining, InvalidField, ServeError
 
 _STATUS = {
     Code.INVALID_ARGUMENT: 400,
@@ -44,10 +44,9 @@ _DEFAULT_RETRY_S = 1.0
 _ROUTES = "/v1/models, /v1/completions, /v1/chat/completions, /v1/usage"
 
 
-class BodyTooLarge(ServeError):
+class BodyTooLarge(InvalidField):
     """The body is over the byte cap (-> 413)."""
 
-    code = Code.INVALID_ARGUMENT
     reason = "BODY_TOO_LARGE"
 
 

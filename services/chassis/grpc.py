@@ -25,6 +25,8 @@ class GrpcSettings:
 
     max_message_bytes: int = 16 * 2**20
     """Largest message in either direction, on both ends."""
+    refusable_bytes: int = 32 * 2**20
+    """A larger request is taken up to this size, to be refused in our words; beyond it gRPC refuses."""
     ping_every_ms: int = 10_000
     """A connection is pinged after that much silence, also without calls."""
     ping_timeout_ms: int = 5_000
@@ -41,8 +43,6 @@ class GrpcSettings:
 
     def both(self) -> list[tuple[str, int]]:
         return [
-            ("grpc.max_send_message_length", self.max_message_bytes),
-            ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.keepalive_time_ms", self.ping_every_ms),
             ("grpc.keepalive_timeout_ms", self.ping_timeout_ms),
             ("grpc.http2.ping_timeout_ms", self.ping_timeout_ms),
@@ -53,6 +53,8 @@ class GrpcSettings:
     def server(self) -> list[tuple[str, int]]:
         return [
             *self.both(),
+            ("grpc.max_send_message_length", self.max_message_bytes),
+            ("grpc.max_receive_message_length", self.refusable_bytes),
             ("grpc.http2.min_ping_interval_without_data_ms", self.least_ping_interval_ms),
             ("grpc.so_reuseport", 0),
         ]
@@ -62,6 +64,8 @@ class GrpcSettings:
         # No proxy: peers are named by address, and an http_proxy of the host must not see them.
         return [
             *self.both(),
+            ("grpc.max_send_message_length", self.refusable_bytes),
+            ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_http_proxy", 0),
             ("grpc.initial_reconnect_backoff_ms", 50),

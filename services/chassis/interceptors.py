@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from services.chassis.grpc import SETTINGS
 from services.domain.errors import InvalidField
 
 Guard = Callable[[grpc.aio.ServicerContext], AbstractAsyncContextManager[None]]
@@ -20,8 +21,8 @@ Guard = Callable[[grpc.aio.ServicerContext], AbstractAsyncContextManager[None]]
 def guarded(handler: grpc.RpcMethodHandler, guard: Guard) -> grpc.RpcMethodHandler:
     """Return `handler` with each call running inside `guard(context)`; its kind stays.
 
-    A single request that is no message of its type is refused inside the guard too: gRPC itself would answer
-    UNKNOWN, with the name of a Python class.
+    A single request that is too large or no message of its type is refused inside the guard too: gRPC itself
+    would say that a resource is exhausted, or UNKNOWN with the name of a Python class.
     """
     streams_in, streams_out = handler.request_streaming, handler.response_streaming
     kind = f"{'stream' if streams_in else 'unary'}_{'stream' if streams_out else 'unary'}"
@@ -38,25 +39,31 @@ def guarded(handler: grpc.RpcMethodHandler, guard: Guard) -> grpc.RpcMethodHandl
 
 
 @dataclass(frozen=True, slots=True)
-class _Unreadable:
-    """Stands for a request that could not be read."""
+class _Refused:
+    """Stands for a request that was not read."""
 
-    fault: DecodeError
+    error: InvalidField
 
 
 def _tried(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     def tried(data: bytes) -> Any:
+        if len(data) > SETTINGS.max_message_bytes:
+            rule = f"must be at most {SETTINGS.max_message_bytes} bytes, got {len(data)}"
+            return _Refused(InvalidField("request", rule))
         try:
             return read(data)
         except DecodeError as fault:
-            return _Unreadable(fault)
+            rule = f"must be a message of this method's type, got {len(data)} bytes that are none"
+            error = InvalidField("request", rule)
+            error.__cause__ = fault
+            return _Refused(error)
 
     return tried
 
 
 def _checked(request: Any) -> Any:
-    if isinstance(request, _Unreadable):
-        raise InvalidField("request", "must be a message of this method's type") from request.fault
+    if isinstance(request, _Refused):
+        raise request.error
     return request
 
 

@@ -227,17 +227,6 @@ async def test_what_has_not_finished_in_time_is_told_to_come_back(rig: Rig) -> N
     await nothing_is_held(rig)
 
 
-@pytest.mark.failure("B139")
-async def test_large_messages_pass_up_to_the_limit_of_both_ends() -> None:
-    async with gateway_rig(max_context_tokens=2_000_000, total_pages=200_000) as rig:
-        answer = await generate(rig, prompt="x" * 1_500_000)
-        assert answer.receipt.usage.prompt_tokens == 1_500_001
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await generate(rig, prompt="x" * (17 * 2**20))
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert (await generate(rig)).text() == "hello world"
-
-
 @pytest.mark.failure("B180")
 async def test_prompts_outputs_stops_and_keys_are_in_no_log_and_no_metric(rig: Rig) -> None:
     canary = "kanarienvogel"

@@ -96,9 +96,13 @@ async def test_routes_and_methods_that_do_not_exist_say_so_in_openai_s_words(htt
     assert "server" not in wrong.headers
 
 
+@pytest.mark.failure("B139")
 async def test_too_large_a_body_is_refused_before_it_is_read(http: HttpRig) -> None:
     declared = await http.web.post("/v1/completions", content=b" " * (MAX_BODY_BYTES + 1))
     assert (declared.status_code, error_of(declared)["code"]) == (413, "BODY_TOO_LARGE")
+    assert error_of(declared)["param"] == "body"
+    says = f"body: must be at most {MAX_BODY_BYTES} bytes, got {MAX_BODY_BYTES + 1}"
+    assert error_of(declared)["message"] == says
 
     async def drops() -> AsyncIterator[bytes]:
         for _ in range(MAX_BODY_BYTES // 4096 + 1):
@@ -106,6 +110,7 @@ async def test_too_large_a_body_is_refused_before_it_is_read(http: HttpRig) -> N
 
     undeclared = await http.web.post("/v1/completions", content=drops())
     assert undeclared.status_code == 413
+    assert "or more" in error_of(undeclared)["message"]
     assert undeclared.headers["connection"] == "close"
 
 

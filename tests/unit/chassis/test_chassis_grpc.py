@@ -9,6 +9,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.gateway.v1 import gateway_pb2 as pb
 from protos.gateway.v1 import gateway_pb2_grpc
+from services.chassis.errors import ErrorInterceptor, from_rpc_error
 from services.chassis.fatal import BusyPort, ConfigError, FatalError
 from services.chassis.grpc import (
     SETTINGS,
@@ -20,18 +21,35 @@ from services.chassis.grpc import (
     create_server,
     split_address,
 )
+from services.domain.errors import InvalidField
 
 SERVICE = "protos.gateway.v1.GenerateService"
 
 
 class Echo(gateway_pb2_grpc.GenerateServiceServicer):
+    """Says how large a request was; or answers with as many bytes as `return_bytes` of a number asks for."""
+
     async def Tokenize(self, request: Any, context: Any) -> pb.TokenizeResponse:
-        return pb.TokenizeResponse(bytes=[request.text.encode()])
+        if request.return_bytes:
+            return sized(pb.TokenizeResponse(bytes=[b""]), int(request.text))
+        return pb.TokenizeResponse(max_context_tokens=request.ByteSize())
+
+
+def sized(message: Any, num_bytes: int) -> Any:
+    """Fill the last bytes or text of a message until it has exactly `num_bytes`."""
+    for filler in range(num_bytes - message.ByteSize() - 8, num_bytes):
+        if isinstance(message, pb.TokenizeRequest):
+            message.text = "x" * filler
+        else:
+            message.bytes[0] = b"x" * filler
+        if message.ByteSize() == num_bytes:
+            return message
+    raise AssertionError("no filler gives exactly so many bytes")
 
 
 @pytest.fixture
 async def echo() -> AsyncIterator[Any]:
-    server = create_server()
+    server = create_server(interceptors=[ErrorInterceptor()])
     gateway_pb2_grpc.add_GenerateServiceServicer_to_server(Echo(), server)
     port = bind(server, "127.0.0.1:0")
     await server.start()
@@ -50,14 +68,39 @@ def test_a_client_that_would_ping_too_often_is_refused_at_start() -> None:
 
 
 @pytest.mark.failure("B139")
-async def test_message_sizes_hold_on_both_ends(echo: Any) -> None:
-    envelope = 64  # Field headers around the text.
-    fits = "x" * (SETTINGS.max_message_bytes - envelope)
-    answer = await echo.Tokenize(pb.TokenizeRequest(text=fits))
-    assert len(answer.bytes[0]) == len(fits)
+async def test_a_request_over_the_limit_is_refused_in_our_words_and_by_grpc_far_beyond(echo: Any) -> None:
+    most = SETTINGS.max_message_bytes
+    assert (await echo.Tokenize(sized(pb.TokenizeRequest(), most))).max_context_tokens == most
+    for num_bytes in (most + 1, SETTINGS.refusable_bytes):
+        with pytest.raises(grpc.RpcError) as caught:
+            await echo.Tokenize(sized(pb.TokenizeRequest(), num_bytes))
+        error = from_rpc_error(caught.value)
+        assert isinstance(error, InvalidField)
+        assert error.message == f"request: must be at most {most} bytes, got {num_bytes}"
+        assert error.detail.field == "request"
     with pytest.raises(grpc.RpcError) as caught:
-        await echo.Tokenize(pb.TokenizeRequest(text="x" * (SETTINGS.max_message_bytes + 1)))
+        await echo.Tokenize(sized(pb.TokenizeRequest(), SETTINGS.refusable_bytes + 1))
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.failure("B139")
+async def test_an_answer_may_be_as_large_as_both_ends_allow_and_no_larger(echo: Any) -> None:
+    def ask(num_bytes: int) -> pb.TokenizeRequest:
+        return pb.TokenizeRequest(text=str(num_bytes), return_bytes=True)
+
+    for num_bytes in (5_000_000, SETTINGS.max_message_bytes):
+        assert (await echo.Tokenize(ask(num_bytes))).ByteSize() == num_bytes
+    with pytest.raises(grpc.RpcError) as caught:
+        await echo.Tokenize(ask(SETTINGS.max_message_bytes + 1))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.failure("B139")
+def test_both_ends_have_the_same_limits() -> None:
+    server, channel = dict(SETTINGS.server()), dict(SETTINGS.channel())
+    sent, received = "grpc.max_send_message_length", "grpc.max_receive_message_length"
+    assert server[received] == channel[sent] == SETTINGS.refusable_bytes
+    assert server[sent] == channel[received] == SETTINGS.max_message_bytes
 
 
 async def test_a_busy_port_is_named_with_what_to_do() -> None:
