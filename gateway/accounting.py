@@ -162,3 +162,10 @@ def outcome_of(run: Run, usage: Usage) -> Outcome:
         trace_id=trace_id(run.traceparent),
         degraded=run.degraded,
     )
+
+
+def with_last_word(outcome: Outcome, report: EndReport | None) -> Outcome:
+    """Add what a worker told of a request that it was told to let go of."""
+    if report is None or outcome.peak_pages is not None:
+        return outcome
+    return dataclasses.replace(outcome, peak_pages=report.peak_pages, preemptions=report.preemptions)

@@ -16,7 +16,7 @@ from gateway.plan import Plan
 from services.domain.errors import Code, QueueFull, ServeError, WorkerLost
 from services.domain.generation import FinishReason
 from services.domain.ids import Epoch, RequestId, RequestKey, WorkerId
-from services.rpc.gateway_values import Placement
+from services.rpc.gateway_values import EndReport, LastWord, Placement
 
 MAX_ATTEMPTS = 3
 """A placement that came to nothing is tried at most twice again."""
@@ -68,6 +68,10 @@ class Attempts:
         self._unused: Placement | None = None
         """A placement that was neither submitted nor given back."""
         self._hold: WorkerHold | None = None
+        self._owes_word = False
+        """Whether the worker has still to confirm that it let go."""
+        self._last_word: EndReport | None = None
+        self._tell: LastWord | None = None
         self._avoid: tuple[tuple[WorkerId, Epoch], ...] = ()
         self._num_lost = 0
 
@@ -141,13 +145,26 @@ class Attempts:
     def let_go(self) -> None:
         """Release whatever is held, from any state. Idempotent."""
         if self._hold is not None:
-            self._hold.cancel()
+            self._owes_word = True
+            self._hold.cancel(self._on_last_word)
             self._hold = None
         elif self._unused is not None:
             self.refuse(self._unused)
             self._unused = None
         elif self.phase is Phase.WAITING:
             self._scheduler.abandon(self._key)
+
+    def when_let_go(self, tell: LastWord) -> None:
+        """Give `tell` the worker's numbers once it has confirmed that it let go; now where it need not."""
+        if self._owes_word:
+            self._tell = tell
+        else:
+            tell(self._last_word)
+
+    def _on_last_word(self, report: EndReport | None) -> None:
+        self._owes_word, self._last_word = False, report
+        if self._tell is not None:
+            self._tell(report)
 
     @property
     def _key(self) -> RequestKey:

@@ -21,6 +21,7 @@ from gateway.accounting import (
     outcome_of,
     page_ms_of,
     receipt_of,
+    with_last_word,
 )
 from gateway.budget_degradation import BudgetDegradation
 from gateway.budget_warnings import BudgetWarnings
@@ -36,7 +37,7 @@ from gateway.core.retry_budget import RetryBudget
 from gateway.fitting import Fitted, fit
 from gateway.live_request import LiveRequest
 from gateway.live_table import LiveTable
-from gateway.metrics import GatewayMetrics
+from gateway.metrics import GatewayMetrics, tell_finished
 from gateway.models import ModelBook
 from gateway.peers import Scheduler, Workers
 from gateway.plan import make_plan
@@ -281,6 +282,7 @@ class Generate:
             )
         outcome = outcome_of(run, usage)
         self.metrics.finished(outcome)
+        live.attempts.when_let_go(lambda report: tell_finished(with_last_word(outcome, report)))
         run.span.set_attribute("reason", outcome.reason)
         run.span.set_attribute("output_tokens", usage.output_tokens)
         run.span.end()

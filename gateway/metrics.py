@@ -34,7 +34,7 @@ class Outcome:
     attempts: int
     preemptions: int | None
     peak_pages: int | None
-    """As the worker's last word has them; None where it came after the request was over here."""
+    """As the worker's last word has them; None where no worker had the request, or its worker was lost."""
     worker: str
     trace_id: str | None
     degraded: tuple[Degraded, ...] = ()
@@ -122,7 +122,7 @@ class GatewayMetrics:
         self._pending.set(num_pending)
 
     def finished(self, outcome: Outcome) -> None:
-        """Once per request: count it and write its line."""
+        """Once per request: count it."""
         model = outcome.model
         self._finished.add(1, outcome.reason)
         for one in outcome.degraded:
@@ -135,26 +135,30 @@ class GatewayMetrics:
             self._queue.observe(outcome.queue_s, model)
         if outcome.tpot_s is not None:
             self._tpot.observe(outcome.tpot_s, model)
-        _log.info(
-            "request_finished",
-            request_id=outcome.request_id,
-            tenant=outcome.tenant,
-            model=model,
-            reason=outcome.reason,
-            prompt_tokens=outcome.usage.prompt_tokens,
-            cached_tokens=outcome.usage.cached_tokens,
-            output_tokens=outcome.usage.output_tokens,
-            cost_nanos=outcome.cost_nanos,
-            peak_pages=outcome.peak_pages,
-            preemptions=outcome.preemptions,
-            attempts=outcome.attempts,
-            worker=outcome.worker,
-            queue_ms=round(outcome.queue_s * 1000, 1),
-            ttft_ms=None if outcome.ttft_s is None else round(outcome.ttft_s * 1000, 1),
-            duration_ms=round(outcome.duration_s * 1000, 1),
-            trace_id=outcome.trace_id,
-            degraded=[str(one) for one in outcome.degraded],
-        )
+
+
+def tell_finished(outcome: Outcome) -> None:
+    """Write a request's one line, once its worker has said its last word."""
+    _log.info(
+        "request_finished",
+        request_id=outcome.request_id,
+        tenant=outcome.tenant,
+        model=outcome.model,
+        reason=outcome.reason,
+        prompt_tokens=outcome.usage.prompt_tokens,
+        cached_tokens=outcome.usage.cached_tokens,
+        output_tokens=outcome.usage.output_tokens,
+        cost_nanos=outcome.cost_nanos,
+        peak_pages=outcome.peak_pages,
+        preemptions=outcome.preemptions,
+        attempts=outcome.attempts,
+        worker=outcome.worker,
+        queue_ms=round(outcome.queue_s * 1000, 1),
+        ttft_ms=None if outcome.ttft_s is None else round(outcome.ttft_s * 1000, 1),
+        duration_ms=round(outcome.duration_s * 1000, 1),
+        trace_id=outcome.trace_id,
+        degraded=[str(one) for one in outcome.degraded],
+    )
 
 
 def _label(amount: str) -> str:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from services.domain.generation import FinishReason
 from services.domain.ids import RequestKey
-from services.rpc.gateway_values import Acquisition, Placement, PlacementSink, Submission, TokenSink
+from services.rpc.gateway_values import Acquisition, LastWord, Placement, PlacementSink, Submission, TokenSink
 
 
 class Scheduler(Protocol):
@@ -20,7 +20,7 @@ class Scheduler(Protocol):
 class WorkerHold(Protocol):
     """A submitted request's hold on its worker."""
 
-    def cancel(self) -> None: ...
+    def cancel(self, on_last_word: LastWord) -> None: ...
     def finish_choice(self, choice: int, reason: FinishReason) -> None: ...
 
 

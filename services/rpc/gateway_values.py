@@ -3,7 +3,7 @@
 Knows domain values only; the links turn them into messages. Tokens are not here: they pass as plain lists.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -118,6 +118,10 @@ class EndReport:
     preemptions: int = 0
     failure: ServeError | None = None
     """None: every choice ended well."""
+
+
+LastWord = Callable[[EndReport | None], None]
+"""Given what a worker says of a request that it was told to let go of; None: it will say nothing."""
 
 
 class PlacementSink(Protocol):

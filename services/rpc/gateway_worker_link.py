@@ -22,7 +22,7 @@ from services.domain.generation import FinishReason
 from services.domain.ids import Epoch, WorkerId
 from services.rpc import convert
 from services.rpc.gateway_messages import end_from_pb, submit_to_pb, tops_from_pb
-from services.rpc.gateway_values import Placement, Submission, TokenSink, Tops
+from services.rpc.gateway_values import LastWord, Placement, Submission, TokenSink, Tops
 
 FIRST_CONTACT_S = 1.0
 """Seconds in which a worker that was never reached must answer; it was alive when it was chosen."""
@@ -55,9 +55,13 @@ class Attachment:
         self._link = link
         self._handle = handle
 
-    def cancel(self) -> None:
-        """Tell the worker to stop; the sink hears nothing more. Idempotent."""
-        self._link._cancel(self._handle)
+    def cancel(self, on_last_word: LastWord) -> None:
+        """Tell the worker to stop; the sink hears nothing more.
+
+        Args:
+            on_last_word: Given the worker's numbers when it confirms, or None once it never will.
+        """
+        self._link._cancel(self._handle, on_last_word)
 
     def finish_choice(self, choice: int, reason: FinishReason) -> None:
         """Tell the worker that one choice has ended here."""
@@ -76,7 +80,7 @@ class WorkerLink:
         self._make_peer = make_peer
         self._handles = itertools.count(1)
         self._live: dict[int, _Live] = {}
-        self._cancelled: dict[int, None] = {}
+        self._cancelled: dict[int, LastWord] = {}
         self._outbox: Outbox[pb.ConnectRequest] | None = None
         self._session_number = 0
         self._received = 0
@@ -123,6 +127,7 @@ class WorkerLink:
         self.is_dead = True
         if self._outbox is not None:
             self._outbox.close()
+        self._forget_cancelled()
         self._lose(lambda live: True)
 
     async def _session(self) -> None:
@@ -134,6 +139,7 @@ class WorkerLink:
         outbox.put_nowait(pb.ConnectRequest(hello=hello))
         self._outbox = outbox
         if not self._peer_epoch:
+            self._forget_cancelled()
             for live in self._live.values():
                 self._send_submit(live)
         try:
@@ -154,13 +160,21 @@ class WorkerLink:
             live.sent_in = self._session_number
             self._send(pb.ConnectRequest(submit=live.submit))
 
-    def _cancel(self, handle: int) -> None:
-        if self._live.pop(handle, None) is None:
+    def _cancel(self, handle: int, on_last_word: LastWord) -> None:
+        live = self._live.pop(handle, None)
+        if live is None or not live.sent_in:
+            on_last_word(None)
             return
-        self._cancelled[handle] = None
+        self._cancelled[handle] = on_last_word
         if len(self._cancelled) > MAX_CANCELLED:
-            del self._cancelled[next(iter(self._cancelled))]
+            self._cancelled.pop(next(iter(self._cancelled)))(None)
         self._send(pb.ConnectRequest(cancel=pb.Cancel(handle=handle)))
+
+    def _forget_cancelled(self) -> None:
+        """The worker does not know of them, or will say nothing more."""
+        cancelled, self._cancelled = self._cancelled, {}
+        for on_last_word in cancelled.values():
+            on_last_word(None)
 
     def _finish_choice(self, handle: int, choice: int, reason: FinishReason) -> None:
         live = self._live.get(handle)
@@ -199,7 +213,7 @@ class WorkerLink:
             return
         if not welcome.resumed:
             self._received = 0
-            self._cancelled.clear()
+            self._forget_cancelled()
             self._lose(lambda live: live.sent_in != self._session_number)
             return
         for handle in self._cancelled:
@@ -247,12 +261,15 @@ class WorkerLink:
         kind = event.WhichOneof("event")
         handle = event.handle
         if kind in ("ended", "refused"):
-            self._cancelled.pop(handle, None)
+            report = end_from_pb(event.ended) if kind == "ended" else None
+            on_last_word = self._cancelled.pop(handle, None)
+            if on_last_word is not None:
+                on_last_word(report)
             gone = self._live.pop(handle, None)
             if gone is None:
                 return
-            if kind == "ended":
-                gone.sink.on_ended(end_from_pb(event.ended))
+            if report is not None:
+                gone.sink.on_ended(report)
             else:
                 gone.sink.on_refused(convert.failure_from_pb(event.refused))
             return

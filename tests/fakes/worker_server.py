@@ -21,6 +21,9 @@ from services.rpc import convert
 SCORED_TOKENS = 3
 """Prompt tokens scored in one message."""
 
+PEAK_PAGES = 3
+"""Of every request."""
+
 Script = Callable[[pb.Submit, int], list[int]]
 """Ids of one choice of a request; when they are spent the choice ends by length."""
 
@@ -146,7 +149,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         elif kind == "cancel":
             self.cancelled.append(message.cancel.handle)
             if self.running.pop(message.cancel.handle, None) is not None:
-                self._events.append(pb.Event(handle=message.cancel.handle, ended=pb.Ended()))
+                self._events.append(
+                    pb.Event(handle=message.cancel.handle, ended=pb.Ended(peak_pages=PEAK_PAGES))
+                )
         elif kind == "finish_choice":
             running = self.running.get(message.finish_choice.handle)
             if running is not None:
@@ -203,7 +208,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
                 usage = types_pb2.Usage(
                     prompt_tokens=len(running.submit.prompt_ids), output_tokens=sum(running.sent)
                 )
-                ended = pb.Ended(usage=usage, page_seconds=1.5, peak_pages=3, prefill_s=0.25, decode_s=0.5)
+                ended = pb.Ended(
+                    usage=usage, page_seconds=1.5, peak_pages=PEAK_PAGES, prefill_s=0.25, decode_s=0.5
+                )
                 self._events.append(pb.Event(handle=handle, ended=ended))
         step.events.extend(self._events)
         self._events.clear()

@@ -7,6 +7,7 @@ import asyncio
 import gc
 import random
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
@@ -32,13 +33,17 @@ from tests.fakes.gateway_rig import (
     nothing_is_held,
     read_to_the_end,
 )
-from tests.fakes.worker_server import endless, says
+from tests.fakes.worker_server import PEAK_PAGES, endless, says
 
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
     async with gateway_rig() as started:
         yield started
+
+
+def finished(lines: list[Any]) -> list[Any]:
+    return [line for line in lines if line["event"] == "request_finished"]
 
 
 @pytest.mark.failure("B001")
@@ -55,10 +60,29 @@ async def test_a_caller_that_cancels_stops_the_worker(rig: Rig, n: int) -> None:
         await rig.until(lambda: rig.worker.cancelled)
         assert rig.worker.running == {}
         await nothing_is_held(rig)
-    (line,) = [line for line in lines if line["event"] == "request_finished"]
-    # The worker's last word comes later, and nothing is made up in its place.
-    assert (line["reason"], line["peak_pages"], line["preemptions"]) == ("CANCELLED", None, None)
+        # Its line waits for the worker's last word.
+        await rig.until(lambda: finished(lines))
+    (line,) = finished(lines)
+    assert (line["reason"], line["peak_pages"], line["preemptions"]) == ("CANCELLED", PEAK_PAGES, 0)
     assert rig.metric("quire_requests_finished_total", reason="CANCELLED") == 1
+
+
+async def test_the_line_of_a_cancelled_request_comes_also_when_its_worker_says_nothing_more(rig: Rig) -> None:
+    rig.worker.script = endless
+    rig.worker.is_open.clear()
+    with structlog.testing.capture_logs() as lines:
+        call = rig.stub.Generate(a_request(max_output_tokens=2000))
+        await rig.until(lambda: rig.worker.running)
+        call.cancel()
+        await rig.until(lambda: rig.worker.cancelled)
+        await nothing_is_held(rig)
+        # Another boot answers: it knows nothing of the request.
+        rig.worker.epoch += 1
+        await rig.worker.close_port()
+        await rig.worker.start()
+        await rig.until(lambda: finished(lines))
+    (line,) = finished(lines)
+    assert (line["reason"], line["peak_pages"], line["preemptions"]) == ("CANCELLED", None, None)
 
 
 @pytest.mark.failure("B016")
@@ -238,7 +262,7 @@ async def test_prompts_outputs_stops_and_keys_are_in_no_log_and_no_metric(rig: R
         call = rig.stub.Generate(a_request(prompt=canary))
         call.cancel()
         await rig.settled()
-    assert any(line["event"] == "request_finished" for line in lines)
+    assert finished(lines)
     assert canary not in repr(lines)
     assert "acme-key" not in repr(lines)
     assert canary not in rig.metrics.render().decode()
