@@ -45,13 +45,13 @@ class FakeStream:
         self._queue: deque[Callable[[], object]] = deque()
         self._num_queued = 0
         self._captured: list[Callable[[], object]] | None = None
-        self._is_launching = self._is_steady = self._is_running = False
+        self.is_launching = self._is_steady = self._is_running = False
         self._mode = _Operations(self)
 
     # Memory.
 
     def allocate(self, num_bytes: int) -> Tensor:
-        self._refuse_where_steady(f"allocates {num_bytes} bytes")
+        self.refuse_where_steady(f"allocates {num_bytes} bytes")
         if self.reserved_bytes + num_bytes > self._memory_bytes:
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {num_bytes} bytes.\nMore.")
         self.reserved_bytes += num_bytes
@@ -59,15 +59,15 @@ class FakeStream:
         return torch.full((num_bytes,), 255 if self._computes else 0, dtype=torch.uint8)
 
     def pinned(self, num_bytes: int) -> HostBuffer:
-        self._refuse_where_steady(f"pins {num_bytes} bytes")
+        self.refuse_where_steady(f"pins {num_bytes} bytes")
         return FakeBuffer(num_bytes)
 
     # The queue.
 
     @contextmanager
     def launching(self) -> Iterator[None]:
-        assert not self._is_launching, "one launches at a time"
-        self._is_launching = True
+        assert not self.is_launching, "one launches at a time"
+        self.is_launching = True
         stream = self
 
         def queue_kernel(kernel: GridExecutor, *args: Any, **kwargs: Any) -> None:
@@ -79,7 +79,7 @@ class FakeStream:
                 yield
         finally:
             GridExecutor.__call__ = _launch_now
-            self._is_launching = False
+            self.is_launching = False
 
     def queue(self, name: str, launch: Callable[[], object]) -> None:
         """Keep a launch for later, in the graph that is being captured if there is one."""
@@ -119,12 +119,19 @@ class FakeStream:
     # Graphs and events.
 
     def capture(self, launch: Callable[[], None]) -> Graph:
+        with self.capturing() as launches:
+            launch()
+        return FakeGraph(self, launches)
+
+    @contextmanager
+    def capturing(self) -> Iterator[list[Callable[[], object]]]:
+        """Keep what is launched in the list that this gives, once all that was queued has run."""
         self._run_until(self._num_queued)
-        self._captured = []
+        launches: list[Callable[[], object]] = []
+        self._captured = launches
         try:
             with self.launching():
-                launch()
-            return FakeGraph(self, self._captured)
+                yield launches
         finally:
             self._captured = None
 
@@ -135,7 +142,7 @@ class FakeStream:
             self._push(launch)
 
     def event(self) -> Event:
-        self._refuse_where_steady("makes an event")
+        self.refuse_where_steady("makes an event")
         return FakeEvent(self)
 
     def place(self) -> int:
@@ -179,12 +186,12 @@ class FakeStream:
 
     def check_operation(self, name: str) -> None:
         """Refuse an operation of torch's that makes a tensor or reads one on the host."""
-        if not self._is_running and (self._is_launching or self._is_steady):
+        if not self._is_running and (self.is_launching or self._is_steady):
             raise AssertionError(f"{name} allocates or waits within a step")
 
     @property
     def takes_operations(self) -> bool:
-        return self._is_launching and not self._is_running
+        return self.is_launching and not self._is_running
 
     def _note(self, name: str) -> None:
         if self.error is not None and name != "synchronize":
@@ -192,7 +199,8 @@ class FakeStream:
         self.calls[name] += 1
         self.order.append(name)
 
-    def _refuse_where_steady(self, what: str) -> None:
+    def refuse_where_steady(self, what: str) -> None:
+        """Refuse what may be made at the start and not within a step."""
         self._refuse_where_capturing(what)
         assert not self._is_steady, f"a step {what}"
 

@@ -6,54 +6,16 @@ import numpy as np
 import pytest
 import torch
 
+from tests.fakes.doubling import Doubling
 from tests.fakes.fake_stream import FakeStream
 from worker.executors.base import ExecutorFault
 from worker.executors.triton_memory import ALIGNMENT, Field, PackedMemory
-from worker.executors.triton_stream import Stream, device_faults
-
-
-class Doubling:
-    """Doubles numbers on a device."""
-
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
-        self.memory = PackedMemory(
-            stream, (Field("x", torch.int32, (4,)), Field("y", torch.int32, (4,)))
-        )  # fmt: skip
-        self.source, self.target = (stream.pinned(self.memory.num_bytes) for _ in range(2))
-        self.event = stream.event()
-
-    def fill(self, *values: int) -> None:
-        self.memory.array(self.source, "x")[:] = values
-
-    def launch(self) -> None:
-        torch.mul(self.memory.tensor("x"), 2, out=self.memory.tensor("y"))
-
-    def upload(self) -> None:
-        self.stream.upload(self.source, self.memory.device, self.memory.end_of("x"))
-
-    def download(self) -> None:
-        self.stream.download(self.memory.device, self.target, self.memory.num_bytes)
-        self.event.record()
-
-    def result(self) -> list[int]:
-        return self.memory.array(self.target, "y").tolist()
+from worker.executors.triton_stream import device_faults
 
 
 @pytest.fixture
 def doubling() -> Doubling:
     return Doubling(FakeStream())
-
-
-def test_a_replayed_graph_sees_what_was_copied_in(doubling: Doubling) -> None:
-    graph = doubling.stream.capture(doubling.launch)
-    for values in ([1, 2, 3, 4], [5, 6, 7, 8]):
-        doubling.fill(*values)
-        doubling.upload()
-        graph.replay()
-        doubling.download()
-        doubling.event.synchronize()
-        assert doubling.result() == [2 * value for value in values]
 
 
 def test_a_forgotten_copy_shows(doubling: Doubling) -> None:
