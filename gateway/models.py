@@ -13,6 +13,7 @@ from gateway.core.request import ChatTurn
 from gateway.core.validation import ModelProfile
 from services.artifacts.artifact import open_artifact
 from services.domain.bands import Bands
+from services.domain.document_values import shown
 from services.domain.errors import ErrorDetail, NotYours, NoWorker, UnknownModel
 from services.domain.tenant import Tenant
 from services.rpc.gateway_values import ModelState
@@ -117,7 +118,8 @@ class ModelBook:
         """
         local = self._local.get(name)
         if local is None:
-            raise UnknownModel(f"the model is not served here; served are: {', '.join(sorted(self._local))}")
+            served = ", ".join(sorted(self._local))
+            raise UnknownModel(f"the model {shown(name)} is not served here; served are: {served}")
         state = self._states().get(name)
         if state is None:
             raise NoWorker(f"no worker serves {name} now", ErrorDetail(retry_after_s=1.0))

@@ -90,7 +90,8 @@ class PromptEncoder:
             InvalidField: Not exactly one input, or one that is too long or refused.
         """
         if (text is None) == (chat is None):
-            raise InvalidField("input", "exactly one of text and chat must be given")
+            found = "none" if text is None else "both"
+            raise InvalidField("input", f"exactly one of text and chat must be given, got {found}")
         request = GenerationRequest(model=model.name, prompt=text, chat=chat)
         if text is not None:
             check_prompt_bytes("text", text, profile.max_prompt_bytes)

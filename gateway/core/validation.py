@@ -1,7 +1,8 @@
 """Checks every field of a request and resolves its defaults, in one place.
 
 Explicit values win over the model's own generation defaults, which win over the documented ones. An error
-names the field, its range and what was given (never text of the caller's). Knows no tokenizer and no clock.
+names the field, its range and what was given: numbers and names as they are, of texts only the length. Knows
+no tokenizer and no clock.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from gateway.core.request import GenerationRequest, SamplingOptions
 from services.domain.bands import Bands
 from services.domain.capacity import Capacity
+from services.domain.document_values import nearest_name, refused
 from services.domain.errors import InvalidField, PromptTooLong
 from services.domain.generation import (
     LEAST_FACTOR,
@@ -95,7 +97,7 @@ def check(
     for name in ("queue_s", "first_token_s", "total_s"):
         limit: float | None = getattr(request.limits, name)
         if limit is not None and not 0 < limit <= MAX_LIMIT_S:
-            _refuse(f"limits.{name[:-1]}ms", f"1 to {MAX_LIMIT_S * 1000:.0f}", f"{limit * 1000:g}")
+            _refuse(f"limits.{name[:-1]}ms", f"1 to {MAX_LIMIT_S * 1000:.0f}", f"{limit * 1000:.15g}")
     eos_ids = frozenset() if request.ignore_eos else model.eos_token_ids
     return Options(
         sampling=_sampling(request.sampling, request.num_logprobs, model, fresh_seed),
@@ -163,7 +165,8 @@ def check_chat(request: GenerationRequest, max_bytes: int) -> None:
     for index, turn in enumerate(chat):
         where = f"chat.messages[{index}]"
         if turn.role not in ROLES:
-            raise InvalidField(f"{where}.role", f"must be one of {', '.join(ROLES)}")
+            nearest = nearest_name(turn.role, ROLES)
+            raise refused(f"{where}.role", f"one of {', '.join(ROLES)}", turn.role, nearest)
         if turn.name is not None:
             _chars(f"{where}.name", turn.name, MAX_LABEL_CHARS, least=1)
         _check_text(f"{where}.content", turn.content)

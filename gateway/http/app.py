@@ -33,6 +33,7 @@ from gateway.http.server import ABORT
 from gateway.http.usage import usage_body
 from gateway.limit_lookup import LimitLookup
 from gateway.usage import UsageReports
+from services.domain.document_values import shown
 from services.domain.errors import InvalidField, ServeError, UnknownModel
 from services.domain.ids import RequestId
 from services.domain.usage import splits_of
@@ -141,7 +142,7 @@ class _Door:
         for model in self._queries.served_models(request.scope[CALLER]):
             if model.name == name:
                 return _json(orjson.dumps(_card(model)))
-        raise UnknownModel("the model is not served here; see /v1/models")
+        raise UnknownModel(f"the model {shown(name)} is not served here; see /v1/models")
 
     async def usage(self, request: Request) -> Response:
         by = splits_of(name for name in request.query_params.get("by", "").split(",") if name)
@@ -271,7 +272,7 @@ def _loads(body: bytes) -> Any:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise InvalidField("body", "must be valid JSON") from error
+        raise InvalidField("body", f"must be valid JSON, got {len(body)} bytes that are none") from error
 
 
 def _card(model: ModelState) -> dict[str, Any]:

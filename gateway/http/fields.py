@@ -45,7 +45,7 @@ class Fields:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.wrong(name, f"must be a number, got {_kind(value)}")
+            raise self.wrong(name, f"must be a number, got {kind_of(value)}")
         return float(value)
 
     def integers(self, name: str) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, dict):
-            raise self.wrong(name, f"must be an object, got {_kind(value)}")
+            raise self.wrong(name, f"must be an object, got {kind_of(value)}")
         return Fields(value, f"{self._prefix}{name}.")
 
     def refuse(self, names: Mapping[str, Any]) -> None:
@@ -67,7 +67,7 @@ class Fields:
         for name, harmless in names.items():
             value = self.raw(name)
             if value is not None and value != harmless:
-                raise self.wrong(name, "is not supported here")
+                raise self.wrong(name, f"is not supported here, got {kind_of(value)}")
 
     def ignored(self) -> list[str]:
         """Names present in the body that nothing has read (null counts as absent)."""
@@ -82,18 +82,18 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise self.wrong(name, f"must be {_NAMES[kind]}, got {_kind(value)}")
+            raise self.wrong(name, f"must be {_NAMES[kind]}, got {kind_of(value)}")
         return value
 
 
 def as_integer(value: Any, field: str) -> int:
     """Return `value` if it is a whole number (a boolean is none)."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidField(field, f"must be a whole number, got {_kind(value)}")
+        raise InvalidField(field, f"must be a whole number, got {kind_of(value)}")
     return value
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
     """Name a JSON value without repeating it: it may hold a prompt."""
     if value is None:
         return "null"
@@ -101,4 +101,5 @@ def _kind(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, (int, float)):
         return f"{value:g}" if isinstance(value, float) else str(value)[:24]
-    return "a string" if isinstance(value, str) else "a list" if isinstance(value, list) else "an object"
+    name = "string" if isinstance(value, str) else "list" if isinstance(value, list) else "object"
+    return f"an empty {name}" if not value else f"an {name}" if name == "object" else f"a {name}"

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.core.request import GenerationRequest, SamplingOptions
-from gateway.http.fields import Fields
+from gateway.http.fields import Fields, kind_of
 from gateway.http.inputs import read_messages, read_prompts
+from services.domain.document_values import refused
 from services.domain.errors import InvalidField
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -85,7 +86,7 @@ def parse_chat(body: Any) -> Call:
     logprobs = fields.boolean("logprobs") or False
     alternatives = fields.integer("top_logprobs")
     if alternatives is not None and not logprobs:
-        raise InvalidField("top_logprobs", "needs logprobs to be true")
+        raise refused("top_logprobs", "absent unless logprobs is true", alternatives, None)
     newest, older = fields.integer("max_completion_tokens"), fields.integer("max_tokens")
     turns, ignored = read_messages(fields.raw("messages"))
     request = GenerationRequest(
@@ -102,13 +103,14 @@ def parse_chat(body: Any) -> Call:
 
 def _refuse_formats(fields: Fields) -> None:
     response_format = fields.object("response_format")
-    if response_format is not None and response_format.string("type") != "text":
-        raise InvalidField("response_format", "only the type text is supported here")
+    kind = "text" if response_format is None else response_format.string("type")
+    if kind != "text":
+        raise refused("response_format", "of the type text", kind, "text")
 
 
 def _fields(body: Any) -> Fields:
     if not isinstance(body, dict):
-        raise InvalidField("body", "must be a JSON object")
+        raise InvalidField("body", f"must be a JSON object, got {kind_of(body)}")
     return Fields(body)
 
 
@@ -123,7 +125,7 @@ def _call(
     stream = fields.boolean("stream") or False
     options = fields.object("stream_options")
     if options is not None and not stream:
-        raise InvalidField("stream_options", "needs stream to be true")
+        raise InvalidField("stream_options", "must be absent unless stream is true, got an object")
     include_usage = bool(options and options.boolean("include_usage"))
     unknown = [*fields.ignored(), *ignored, *(options.ignored() if options else [])]
     return Call(
@@ -139,7 +141,7 @@ def _call(
 def _common(fields: Fields) -> dict[str, Any]:
     model = fields.string("model")
     if not model:
-        raise InvalidField("model", "is required")
+        raise InvalidField("model", f"must be the name of a model, got {kind_of(model)}")
     return {
         "model": model,
         "num_choices": fields.integer("n"),
@@ -186,7 +188,7 @@ def _logit_bias(fields: Fields) -> dict[int, float]:
     for key in biases.names():
         value = biases.number(key)
         if not (key.isascii() and key.isdecimal() and len(key) <= MAX_ID_DIGITS) or value is None:
-            raise InvalidField("logit_bias", "must map token ids to numbers")
+            raise refused("logit_bias", "token ids mapped to numbers", {key: value}, None)
         result[int(key)] = value
     return result
 
@@ -194,7 +196,8 @@ def _logit_bias(fields: Fields) -> dict[int, float]:
 def _stop(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
-    entries = [value] if isinstance(value, str) else value
-    if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
-        raise InvalidField("stop", "must be a string or a list of strings")
+    entries = value if isinstance(value, list) else [value]
+    for entry in entries:
+        if not isinstance(entry, str):
+            raise InvalidField("stop", f"must be a string or a list of strings, got {kind_of(entry)}")
     return tuple(entries)

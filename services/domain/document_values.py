@@ -23,7 +23,7 @@ _MAX_COMPARED = 256
 
 def refused(where: str, rule: str, value: object, nearest: object) -> InvalidField:
     """Return the refusal of a value."""
-    message = f"must be {rule}, got {_shown(value)}"
+    message = f"must be {rule}, got {shown(value)}"
     metadata = {"rule": rule}
     if nearest is not None:
         message += f"; nearest valid: {nearest}"
@@ -33,7 +33,8 @@ def refused(where: str, rule: str, value: object, nearest: object) -> InvalidFie
     return error
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return a value as an error shows it, cut where it is long."""
     try:
         shown = repr(value)
     except ValueError:  # A number of more digits than Python writes.

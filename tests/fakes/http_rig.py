@@ -1,7 +1,7 @@
 """The HTTP door of a `gateway_rig`, on a port of its own, served as in the real process."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +45,25 @@ class HttpRig:
         else:
             default["prompt"] = "hello"
         return await self.web.post(path, json=default | body)
+
+
+class Spy(dict[str, Any]):
+    """A body that remembers what was looked for in it."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.names: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
+
+def names_read(parse: Callable[[Any], Any], body: dict[str, Any]) -> set[str]:
+    """Return the names of all fields that a parser looks for in a body."""
+    spy = Spy(body)
+    parse(spy)
+    return spy.names
 
 
 def openai_client(port: int, key: str = KEY) -> AsyncOpenAI:

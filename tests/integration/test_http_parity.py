@@ -8,7 +8,7 @@ import pytest
 
 from gateway.http.parse import parse_chat, parse_completion
 from tests.fakes.gateway_rig import generate
-from tests.fakes.http_rig import HttpRig, http_rig
+from tests.fakes.http_rig import HttpRig, http_rig, names_read
 from tests.fakes.worker_server import says
 
 PATHS = ("/v1/completions", "/v1/chat/completions")
@@ -74,24 +74,6 @@ async def test_a_stop_ends_every_kind_of_answer_at_the_same_character(
     over_grpc = await generate(http.rig, stop=stop, max_output_tokens=200)
     assert over_grpc.text() == text
     assert over_grpc.of("finished")[0].stop_string == (matched or "")
-
-
-class Spy(dict[str, Any]):
-    """A body that remembers what was looked for in it."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.names: set[str] = set()
-
-    def get(self, name: str, default: Any = None) -> Any:
-        self.names.add(name)
-        return super().get(name, default)
-
-
-def names_read(parse: Callable[[Any], Any], body: dict[str, Any]) -> set[str]:
-    spy = Spy(body)
-    parse(spy)
-    return spy.names
 
 
 BASE: dict[str, Any] = {"seed": 1, "max_tokens": 8, "temperature": 1.0}

@@ -113,7 +113,7 @@ def test_a_known_field_that_would_change_the_answer_is_refused_by_name(field: st
 
 @pytest.mark.parametrize("kind", ["json_object", "json_schema"])
 def test_completions_are_text_only_too(kind: str) -> None:
-    with pytest.raises(InvalidField, match="only the type text") as refused:
+    with pytest.raises(InvalidField, match=f"must be of the type text, got '{kind}'") as refused:
         parse_completion({"model": "m", "prompt": "x", "response_format": {"type": kind}})
     assert refused.value.detail.field == "response_format"
 
