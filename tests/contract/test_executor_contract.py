@@ -4,7 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.fakes.contract_executors import NUM_PAGES, PAGE, generate, sequence, sim, step
+from services.domain.kv_layout import PAGE_SIZES
+from tests.fakes.contract_executors import NUM_PAGES, generate, sequence, sim, step
 from worker.executors.base import Executor, ExecutorFault
 from worker.executors.sim import SimConfig, SimExecutor, SimFaults
 
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.timeout(600)
 
 def test_the_profile_is_complete(executor: Executor) -> None:
     profile = executor.profile
-    assert profile.page_size == PAGE
+    assert profile.page_size in PAGE_SIZES
     assert profile.vocab_size >= 200
     assert profile.max_context_tokens > 0
     assert profile.model

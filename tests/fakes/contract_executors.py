@@ -6,6 +6,7 @@ An implementation joins by adding a factory to `EXECUTORS`; it gives an executor
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,7 +82,12 @@ def tiny_native(
 
 
 def tiny_triton(
-    stream: "Stream | None" = None, graph_sizes: tuple[int, ...] = (), ranks: "Ranks | None" = None
+    stream: "Stream | None" = None,
+    graph_sizes: tuple[int, ...] = (),
+    ranks: "Ranks | None" = None,
+    *,
+    page_size: int = PAGE,
+    kv_format: KvFormat = KvFormat.F32,
 ) -> "TritonExecutor":
     import torch
 
@@ -95,20 +101,21 @@ def tiny_triton(
         return load_triton_executor(
             path,
             model_name="tiny",
+            page_size=page_size,
             dtype=torch.float32,
-            kv_format=KvFormat.F32,
+            kv_format=kv_format,
             device="cpu",
-            limits=LIMITS,
+            limits=replace(LIMITS, page_size=page_size),
             graph_sizes=graph_sizes,
             stream=stream,
             ranks=ranks,
         )
 
 
-def tiny_triton_graphs() -> Executor:
+def tiny_triton_graphs(page_size: int = PAGE) -> Executor:
     from tests.fakes.fake_stream import FakeStream
 
-    return tiny_triton(FakeStream(), (1, 4, 8))
+    return tiny_triton(FakeStream(), (1, 4, 8), page_size=page_size)
 
 
 EXECUTORS: dict[str, Callable[[], Executor]] = {
@@ -120,8 +127,9 @@ EXECUTORS: dict[str, Callable[[], Executor]] = {
     "native-int8": partial(tiny_native, KvFormat.INT8, Compute.INT8, "Q4_0"),
     "triton": tiny_triton,
     "triton-graphs": tiny_triton_graphs,
+    "triton-graphs-pages-of-64": partial(tiny_triton_graphs, 64),
 }
-SLOW = {"torch-ranks", "triton", "triton-graphs"}
+SLOW = {"torch-ranks", "triton", "triton-graphs", "triton-graphs-pages-of-64"}
 """Processes that import torch; interpreted."""
 
 
