@@ -17,7 +17,9 @@ from worker.executors.base import Executor, ExecutorFault
 from worker.memory import MIB, KvRoom, TooLittleMemory
 
 RESERVE_SHARE = 0.05
-"""Of a device's memory, kept free for what no profile run sees: graphs, fragments, libraries' own memory."""
+"""Of a device's memory, kept free for what no profile run sees: graphs, fragments, libraries' own memory.
+
+Graphs hold addresses of the pool, so they are captured once, after its size is known."""
 LEAST_RESERVE_BYTES = 512 * MIB
 
 _log = structlog.get_logger()
@@ -49,7 +51,7 @@ class DeviceUse:
 
 
 def measure_use(executor: Executor, device: Device, steps: Sequence[Batch], *, free_before: int) -> DeviceUse:
-    """Run `steps` on a pool of one page, which is dropped again, and show how far it is.
+    """Run `steps`, none of them captured, on a pool of one page, which is dropped again; show how far it is.
 
     Args:
         executor: Loaded, its KV memory not allocated; it can be allocated anew after `close`.
@@ -61,8 +63,8 @@ def measure_use(executor: Executor, device: Device, steps: Sequence[Batch], *, f
     """
     loaded = device.memory()
     num_tokens = max(len(step.ids) for step in steps)
-    executor.allocate(1)
     try:
+        executor.allocate(1, captures=False)
         for done, step in enumerate(steps, 1):
             executor.execute(step)
             _log.info("warming_up", done=done, of=len(steps))

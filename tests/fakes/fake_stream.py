@@ -35,7 +35,7 @@ class FakeStream:
         memory_bytes: More cannot be allocated.
         """
         self.calls: Counter[str] = Counter()
-        """How often: `upload`, `download`, `replay`, `synchronize`, and each kernel by its name."""
+        """How often: `upload`, `download`, `capture`, `replay`, `synchronize`, and each kernel by name."""
         self.order: deque[str] = deque(maxlen=200)
         """The last calls, in order."""
         self.reserved_bytes = 0
@@ -127,6 +127,7 @@ class FakeStream:
     def capturing(self) -> Iterator[list[Callable[[], object]]]:
         """Keep what is launched in the list that this gives, once all that was queued has run."""
         self._run_until(self._num_queued)
+        self._note("capture")
         launches: list[Callable[[], object]] = []
         self._captured = launches
         try:

@@ -99,8 +99,13 @@ class Executor(Protocol):
     @property
     def profile(self) -> ModelProfile: ...
 
-    def allocate(self, num_pages: int) -> None:
-        """Allocate the KV memory, once, before the first step."""
+    def allocate(self, num_pages: int, *, captures: bool = True) -> None:
+        """Allocate the KV memory, once, before the first step.
+
+        Args:
+            captures: Whether steps are captured, where a device can: they hold for this memory alone, so a
+                profile run, which drops it again, does without.
+        """
 
     def execute(self, batch: Batch, meanwhile: Callable[[], None] = nothing) -> StepResult:
         """Store the batch's keys and values, compute logits of `out_rows` and draw (or score) their tokens.

@@ -163,7 +163,7 @@ class NativeExecutor:
         self._library.check("read_slot", self._engine, slot, out.ctypes.data)
         return out
 
-    def allocate(self, num_pages: int) -> None:
+    def allocate(self, num_pages: int, *, captures: bool = True) -> None:
         """Reserve `num_pages` pages; the system commits them when they are first used.
 
         Raises:

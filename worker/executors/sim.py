@@ -161,8 +161,8 @@ class SimExecutor:
     def profile(self) -> ModelProfile:
         return self._profile
 
-    def allocate(self, num_pages: int) -> None:
-        """Remember the pool's size, to check the page tables."""
+    def allocate(self, num_pages: int, *, captures: bool = True) -> None:
+        """Remember the pool's size, to check the page tables (see `Executor.allocate`)."""
         assert self._num_pages is None, "memory is allocated once"
         self._num_pages = num_pages
 

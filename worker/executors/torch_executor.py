@@ -96,7 +96,7 @@ class TorchExecutor:
         except RuntimeError as exc:
             raise ExecutorFault("the ranks of this worker did not all meet") from exc
 
-    def allocate(self, num_pages: int) -> None:
+    def allocate(self, num_pages: int, *, captures: bool = True) -> None:
         """Allocate `num_pages` pages and, behind them, one of zeros that nobody writes.
 
         Raises:

@@ -128,8 +128,8 @@ class TritonExecutor:
         with device_faults("meeting the other ranks"):
             self._ranks.join(store)
 
-    def allocate(self, num_pages: int) -> None:
-        """Allocate `num_pages` pages and all that steps work in, and capture decode.
+    def allocate(self, num_pages: int, *, captures: bool = True) -> None:
+        """Allocate `num_pages` pages and all that steps work in; capture decode (see `Executor.allocate`).
 
         Raises:
             ExecutorFault: The device does not have that much memory.
@@ -159,7 +159,7 @@ class TritonExecutor:
                 kv,
                 stream,
                 self._limits,
-                self._graph_sizes,
+                self._graph_sizes if captures else (),
                 vocab_size=self._profile.vocab_size,
                 padding_page=num_pages,
             )

@@ -24,11 +24,12 @@ class Keeping(SimExecutor):
 
     def __init__(self, room_mib: int = 1 << 20) -> None:
         super().__init__(SimConfig(time_scale=0, page_bytes=3 * MIB))
-        self.weights_mib, self.pages, self.step_mib = 1000, 0, 0
+        self.weights_mib, self.pages, self.step_mib, self.captures = 1000, 0, 0, False
         self._room_mib = room_mib
 
-    def allocate(self, num_pages: int) -> None:
+    def allocate(self, num_pages: int, *, captures: bool = True) -> None:
         super().allocate(num_pages)
+        self.captures = captures
         self.pages = num_pages
 
     def execute(self, batch: Batch) -> StepResult:
@@ -94,6 +95,7 @@ def test_what_is_measured_is_what_was_taken() -> None:
     found = measure_use(device, device, STEPS, free_before=18_000 * MIB)
     assert found == use()
     assert device.pages == 0, "the page of the run is given back"
+    assert not device.captures, "graphs of that page would be of no use"
 
 
 def test_a_twentieth_is_kept_and_half_a_gibibyte_at_least() -> None:
@@ -118,6 +120,17 @@ def test_where_nothing_is_left_the_arithmetic_is_the_message() -> None:
     with pytest.raises(TooLittleMemory, match=r"17,000 weights .* = -64 MiB; take fewer bits") as raised:
         device_room(use(weight_bytes=17_000 * MIB), None)
     assert "\n" not in str(raised.value)
+
+
+def test_steps_that_cannot_even_be_allocated_name_flags_and_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Keeping()
+
+    def allocate(num_pages: int, *, captures: bool) -> None:
+        raise ExecutorFault("allocating 1 pages ran out of device memory: CUDA out of memory")
+
+    monkeypatch.setattr(device, "allocate", allocate)
+    with pytest.raises(FatalError, match=r"64 tokens .*--max-step-tokens .*CUDA out of memory"):
+        measure_use(device, device, STEPS, free_before=18_000 * MIB)
 
 
 @pytest.mark.parametrize("steps", [STEPS, STEPS[:1]])

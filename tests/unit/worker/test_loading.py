@@ -80,7 +80,7 @@ def test_a_missing_model_is_named(tmp_path: Path) -> None:
 
 def test_a_device_without_room_for_the_pool_ends_the_start_with_the_cause() -> None:
     class Full(SimExecutor):
-        def allocate(self, num_pages: int) -> None:
+        def allocate(self, num_pages: int, *, captures: bool = True) -> None:
             raise ExecutorFault(f"allocating {num_pages} pages ran out of device memory")
 
     config = WorkerConfig(model="x=/nowhere", kv_memory=ByteSize(100 << 20))

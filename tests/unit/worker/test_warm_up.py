@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from services.domain.kv_layout import KvFormat
+from tests.fakes.fake_stream import FakeStream
 from tests.fakes.launch_recorder import LaunchRecorder
 from tests.unit.executors.tiny_models import make_model, save_folder, save_gguf
 from worker.executors.base import StepLimits
@@ -14,6 +15,7 @@ from worker.executors.triton_executor import load_triton_executor
 from worker.largest_steps import batch_of
 from worker.warm_up import _kinds, warm_up_steps
 
+SIZES = (1, 2, 4, 8, 16, 24, 32, 40)
 LIMITS = StepLimits(max_sequences=40, max_step_tokens=200, max_context_tokens=120, page_size=16)
 
 
@@ -58,7 +60,7 @@ def test_nothing_is_compiled_after_the_warm_up(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    recorder = LaunchRecorder(monkeypatch)
+    recorder, stream = LaunchRecorder(monkeypatch), FakeStream(computes=False)
     model = make_model(family, **shape)
     path = save_gguf(model, tmp_path / "tiny.gguf", kind) if kind else save_folder(model, tmp_path)
     executor = load_triton_executor(
@@ -69,11 +71,18 @@ def test_nothing_is_compiled_after_the_warm_up(
         int8_rows=True,
         device="cpu",
         limits=LIMITS,
+        graph_sizes=SIZES,
+        stream=stream,
     )
-    executor.allocate(1)
+    executor.allocate(1, captures=False)
     for step in warm_up_steps(LIMITS):
         executor.execute(step)
+    assert not stream.calls["capture"], "it would hold for a pool that is dropped"
     compiled = set(recorder.keys)
+    executor.close()
+    executor.allocate(2)
+    assert stream.calls["capture"] == len(SIZES)
+    assert recorder.keys - compiled == set(), "what is captured was compiled by the profile run"
     random = np.random.default_rng(0)
     for seats in range(1, LIMITS.max_sequences + 1):
         counts = [1] * seats

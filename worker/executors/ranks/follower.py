@@ -79,7 +79,7 @@ def _obey(
         case Kind.JOIN:
             executor.join(Path(spec.store))
         case Kind.ALLOCATE:
-            executor.allocate(json.loads(body))
+            executor.allocate(**json.loads(body))
             channel.send(Kind.ALLOCATED)
         case Kind.RELEASE:
             steps.finish()

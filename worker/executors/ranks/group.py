@@ -61,14 +61,14 @@ class GroupExecutor:
 
         self._others.watch(lose)
 
-    def allocate(self, num_pages: int) -> None:
-        """Allocate the KV memory of every rank, once, before the first step.
+    def allocate(self, num_pages: int, *, captures: bool = True) -> None:
+        """Allocate the KV memory of every rank, once, before the first step (see `Executor.allocate`).
 
         Raises:
             FatalError: A rank failed or is gone.
             ExecutorFault: This one does not have that much memory.
         """
-        self._others.allocate(num_pages, self._local.allocate)
+        self._others.allocate(num_pages, captures, self._local)
 
     def execute(self, batch: Batch, meanwhile: Callable[[], None] = nothing) -> StepResult:
         """Run one step in every rank and draw (see `Executor.execute`).

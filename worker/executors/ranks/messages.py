@@ -35,7 +35,7 @@ class Kind(IntEnum):
     JOIN = 4
     """Meet the others now."""
     ALLOCATE = 5
-    """JSON of a number of pages."""
+    """JSON of the arguments of `Executor.allocate`."""
     ALLOCATED = 6
     """From a rank whose pages are there."""
     STEP = 7

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from services.chassis.fatal import FatalError
-from worker.executors.base import ExecutorFault
+from worker.executors.base import Executor, ExecutorFault
 from worker.executors.ranks.messages import Channel, Closed, Kind, RankProfile, RankSpec
 
 LOAD_LIMIT_S = 600.0
@@ -76,15 +76,15 @@ class RankProcesses:
             except Closed as exc:
                 raise self._lost() or RankLost(f"{rank.name} reads nothing") from exc
 
-    def allocate(self, num_pages: int, here: Callable[[int], None]) -> None:
-        """Allocate pages in all ranks and, by `here`, in this process.
+    def allocate(self, num_pages: int, captures: bool, here: Executor) -> None:
+        """Allocate pages in all ranks, this process's `here` among them (see `Executor.allocate`).
 
         Raises:
             FatalError: A rank could not, ended, or took too long.
             ExecutorFault: From `here`.
         """
-        self.tell(Kind.ALLOCATE, json.dumps(num_pages).encode())
-        here(num_pages)
+        self.tell(Kind.ALLOCATE, json.dumps({"num_pages": num_pages, "captures": captures}).encode())
+        here.allocate(num_pages, captures=captures)
         self._wait(Kind.ALLOCATED)
 
     def blame(self, fault: ExecutorFault) -> ExecutorFault:
