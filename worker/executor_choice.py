@@ -245,7 +245,9 @@ def _open_group(config: WorkerConfig, artifact: ModelArtifact, find: Callable[[]
         raise FatalError(f"--tensor-parallel-size {size}: {exc} ({exc.__cause__})") from exc
     if device is None:
         return Opened(executor)
-    _log.info("computing_on_gpus", device=device.label, ranks=size)
+    from worker.executors.triton_device import tuning_of
+
+    _log.info("computing_on_gpus", device=device.label, ranks=size, **tuning_of(device))
     peers = tuple(device.peer(rank) for rank in range(1, size))
     return Opened(executor, OnDevice(device, free, peers))
 

@@ -107,18 +107,18 @@ class StepMetrics:
 def tell_kernels(metrics: Metrics, profile: ModelProfile) -> None:
     """Say once what each kind of layer really runs on, and whether an answer's bits are a request's own.
 
-    Quantised weights served as floats are seen here.
+    Quantised weights served as floats are seen here, and kernels whose tiles nobody measured on this chip.
     """
     metrics.gauge(
         "quire_batch_invariant", "1: a row's bits are the same in any batch; 0: not (--dense-products vendor)"
     ).set(float(profile.is_batch_invariant))
     gauge = metrics.gauge(
         "quire_kernel_info",
-        "Operations of the model, by layers and the kernel they run",
-        ["layer_kind", "kernel"],
+        "Operations of the model, by layers, the kernel they run, and where its tiles come from",
+        ["layer_kind", "kernel", "tiles"],
     )
     for use in profile.kernels:
-        gauge.set(use.count, use.layer_kind, use.kernel)
+        gauge.set(use.count, use.layer_kind, use.kernel, use.tiles)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,23 @@ Knows nothing of scheduling; an executor does what the batch says, in one call p
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
 from services.domain.ids import Namespace
 from worker.engine.batch import Batch, StepResult
 from worker.engine.config import MAX_SCORED_TOKENS
+
+
+class Tiles(StrEnum):
+    """Where a kernel's tiles come from."""
+
+    TUNED = "tuned"
+    """Measured on this kind of chip (`bench/tune`)."""
+    UNTUNED = "untuned"
+    """Chosen without one at hand."""
+    NONE = "none"
+    """It has no tiles that could be tuned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +33,7 @@ class KernelUse:
     kernel: str
     count: int
     """Operations of the plan that run it."""
+    tiles: Tiles = Tiles.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from worker.executors.triton_cuda_stream import CudaStream
 from worker.executors.triton_plan import TritonPlan
 from worker.executors.triton_runner import Launched, StepRunner
 from worker.executors.triton_stream import InterpretedStream, Stream, device_faults
+from worker.executors.triton_tiles import with_tiles
 from worker.executors.weights.loader import WeightSource, open_model, shard_model
 from worker.kernels import linear_tuning
 from worker.kernels import paged_attention_tuning as attention_tuning
@@ -106,7 +107,7 @@ class TritonExecutor:
             page_size=page_size,
             page_bytes=self._layout.page_bytes,
             weight_bytes=self._plan.weight_bytes,
-            kernels=self._plan.kernels,
+            kernels=with_tiles(self._plan.kernels, device),
             is_batch_invariant=is_invariant,
         )
         self._ranks = ranks

@@ -20,8 +20,6 @@ from worker.executors.triton_runner import StepRunner
 
 pytestmark = pytest.mark.timeout(600)
 
-MANY = pytest.param(10_000, marks=pytest.mark.slow)
-
 
 def made(stream: FakeStream, num_ranks: int, rank: int = 0) -> TritonExecutor:
     """Return an executor by itself, or one of some ranks."""
@@ -61,8 +59,15 @@ def serve(executor: TritonExecutor, stream: FakeStream, num_requests: int) -> tu
     return stream.calls - before, num_steps
 
 
-@pytest.mark.parametrize("num_requests", [100, MANY])
-@pytest.mark.parametrize(("num_ranks", "rank"), [(1, 0), (2, 1)])
+@pytest.mark.parametrize(
+    ("num_ranks", "rank", "num_requests"),
+    [
+        (1, 0, 100),
+        (2, 1, 100),
+        pytest.param(1, 0, 10_000, marks=pytest.mark.slow),
+        pytest.param(2, 1, 2_000, marks=pytest.mark.slow),
+    ],
+)
 def test_mixed_requests_reserve_no_memory(num_ranks: int, rank: int, num_requests: int) -> None:
     """Prompts of any length, penalties, scores and choices: nothing is made for any of them."""
     stream = FakeStream(computes=False)

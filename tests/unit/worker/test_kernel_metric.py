@@ -4,7 +4,7 @@ import pytest
 
 from services.chassis.metrics import Metrics
 from services.domain.ids import Namespace
-from worker.executors.base import KernelUse, ModelProfile
+from worker.executors.base import KernelUse, ModelProfile, Tiles
 from worker.telemetry import tell_kernels
 
 
@@ -20,7 +20,7 @@ def profile(*, is_batch_invariant: bool = True) -> ModelProfile:
         page_size=16,
         page_bytes=16,
         weight_bytes=1,
-        kernels=(KernelUse("q+k+v", "u4_int8", 30), KernelUse("logits", "f32", 1)),
+        kernels=(KernelUse("q+k+v", "u4_int8", 30), KernelUse("logits", "f32", 1, Tiles.UNTUNED)),
         is_batch_invariant=is_batch_invariant,
     )
 
@@ -36,5 +36,5 @@ def test_each_kind_of_layer_names_its_kernel() -> None:
     metrics = Metrics()
     tell_kernels(metrics, profile())
     text = metrics.render().decode()
-    assert 'quire_kernel_info{kernel="u4_int8",layer_kind="q+k+v"} 30.0' in text
-    assert 'quire_kernel_info{kernel="f32",layer_kind="logits"} 1.0' in text
+    assert 'quire_kernel_info{kernel="u4_int8",layer_kind="q+k+v",tiles="none"} 30.0' in text
+    assert 'quire_kernel_info{kernel="f32",layer_kind="logits",tiles="untuned"} 1.0' in text

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from services.artifacts.artifact import ModelArtifact
 from services.chassis.fatal import FatalError
@@ -16,6 +17,8 @@ from worker.devices import Device, DeviceMemory, NoDevice
 from worker.executor_choice import open_executor
 from worker.executors.ranks.messages import RankSpec
 from worker.executors.sim import SimConfig, SimExecutor
+from worker.kernels import linear_tuning, paged_attention_tuning
+from worker.kernels.aot import CHIPS
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -59,7 +62,13 @@ def spec_for(monkeypatch: pytest.MonkeyPatch, settings: WorkerConfig, find: Call
         return SimExecutor(SimConfig())
 
     monkeypatch.setattr(executor_choice, "load_group", load_group)
-    opened = open_executor(settings, find)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    with capture_logs() as logs:
+        opened = open_executor(settings, find)
+    for line in (log for log in logs if log["event"] == "computing_on_gpus"):
+        chip = "sm_90" if line["device"] == Gpu.label else CHIPS[0]
+        assert line["linear_tiles"] == linear_tuning.label(chip)
+        assert line["attention_tiles"] == paged_attention_tuning.label(chip)
     on = opened.on
     assert on is None or [peer.name for peer in on.peers] == [
         "cuda:1" if on.device.name == "cuda:0" else "cpu"
