@@ -44,7 +44,7 @@ from services.chassis.lifecycle import Lifecycle
 from services.chassis.logging import configure_logging
 from services.chassis.metrics import Metrics, sample_loop_lag
 from services.chassis.probes import Probes
-from services.chassis.redis import connect
+from services.chassis.redis import check_secure, connect
 from services.chassis.telemetry import configure_tracing
 from services.chassis.tls import OPERATOR, open_channel, peers_only, watch_expiry
 from services.domain.errors import DependencyDown, Draining, ErrorDetail
@@ -63,8 +63,8 @@ async def serve(config: GatewayConfig, declared: DeclaredTenants, tls: DoorsTls,
     server_key = config.server_key.encode() or secrets.token_bytes(32)
     if not config.server_key:
         _log.warning("server_key_drawn")
-    redis = connect(config.redis_url, limit_s=config.redis_limit_ms / 1000)
-    background = connect(config.redis_url, limit_s=config.redis_limit_ms / 1000)
+    redis = connect(config.redis_url, limit_s=config.redis_limit_ms / 1000, tls=tls.inside)
+    background = connect(config.redis_url, limit_s=config.redis_limit_ms / 1000, tls=tls.inside)
     channel = open_channel(tls.inside, config.scheduler, "scheduler")
     executor = ThreadPoolExecutor(config.tokenizer_threads, thread_name_prefix="tokenize")
     parts = build_parts(
@@ -89,7 +89,13 @@ async def serve(config: GatewayConfig, declared: DeclaredTenants, tls: DoorsTls,
     server, health, port, certificate_port = build_server(config, parts, tls)
     admin, admin_port = build_admin_server(config, parts, tls)
     http, http_port = build_http(config, parts, tls)
-    probes = Probes(config.probe_port, is_ready=lambda: parts.is_ready, metrics=metrics, host=config.host)
+    probes = Probes(
+        config.probe_port,
+        is_ready=lambda: parts.is_ready,
+        metrics=metrics,
+        host=config.host,
+        tls=tls.inside,
+    )
     metrics.before_render(parts.observe_levels)
     async with probes:
         with contextlib.suppress(DependencyDown):
@@ -209,6 +215,7 @@ def main() -> int:
     tls = load_doors_tls(config)
     for host in (config.host, config.admin_host):
         check_bind(host, config.insecure, tls.public is not None)
+    check_secure(config.redis_url, config.insecure, tls.inside)
     configure_logging(config.name, level=config.log_level)
     end_tracing = configure_tracing(config.name, config.trace)
     try:

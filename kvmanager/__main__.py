@@ -35,7 +35,7 @@ from services.chassis.lifecycle import Lifecycle
 from services.chassis.logging import configure_logging
 from services.chassis.metrics import Metrics, sample_loop_lag
 from services.chassis.probes import Probes
-from services.chassis.redis import connect
+from services.chassis.redis import check_secure, connect
 from services.chassis.telemetry import configure_tracing, span
 from services.chassis.ticks import next_tick
 from services.chassis.tls import OPERATOR, Tls, load_tls, peers_only, watch_expiry
@@ -54,7 +54,7 @@ _log = structlog.get_logger()
 async def serve(config: KvManagerConfig, sources: CapSources, tls: Tls | None, life: Lifecycle) -> None:
     """Serve until told to stop."""
     metrics = Metrics()
-    store = None if config.redis_url is None else connect(config.redis_url)
+    store = None if config.redis_url is None else connect(config.redis_url, tls=tls)
     published = None if store is None else PublishedCaps(store)
     caps = sources.with_published({} if published is None else await first_caps(published))
     copy = None if store is None else RedisIndexCopy(store)
@@ -75,7 +75,9 @@ async def serve(config: KvManagerConfig, sources: CapSources, tls: Tls | None, l
     health = add_health_and_reflection(server, [SERVICE_NAME])
     credentials = None if tls is None else tls.server(asks=True)
     port = bind(server, f"{config.host}:{config.port}", credentials=credentials)
-    probes = Probes(config.probe_port, is_ready=lambda: health.serving, metrics=metrics, host=config.host)
+    probes = Probes(
+        config.probe_port, is_ready=lambda: health.serving, metrics=metrics, host=config.host, tls=tls
+    )
     async with probes:
         await restore(manager, copy)
         await server.start()
@@ -149,6 +151,7 @@ def main() -> int:
     config, sources = load_config()
     tls = load_tls("kvmanager")
     check_bind(config.host, config.insecure, tls is not None)
+    check_secure(config.redis_url, config.insecure, tls)
     configure_logging(config.name, level=config.log_level)
     end_tracing = configure_tracing(config.name, config.trace)
     try:

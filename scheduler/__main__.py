@@ -35,7 +35,7 @@ from services.chassis.lifecycle import Lifecycle
 from services.chassis.logging import configure_logging
 from services.chassis.metrics import Metrics, sample_loop_lag
 from services.chassis.probes import Probes
-from services.chassis.redis import connect
+from services.chassis.redis import check_secure, connect
 from services.chassis.telemetry import configure_tracing
 from services.chassis.tls import OPERATOR, Tls, load_tls, open_channel, peers_only, watch_expiry
 from services.domain.errors import DependencyDown
@@ -66,8 +66,10 @@ async def serve(config: SchedulerConfig, tls: Tls | None, life: Lifecycle) -> No
     credentials = None if tls is None else tls.server(asks=True)
     port = bind(server, f"{config.host}:{config.port}", credentials=credentials)
     channel = None if config.kvmanager is None else open_channel(tls, config.kvmanager, "kvmanager")
-    redis = None if config.redis_url is None else connect(config.redis_url)
-    probes = Probes(config.probe_port, is_ready=lambda: health.serving, metrics=metrics, host=config.host)
+    redis = None if config.redis_url is None else connect(config.redis_url, tls=tls)
+    probes = Probes(
+        config.probe_port, is_ready=lambda: health.serving, metrics=metrics, host=config.host, tls=tls
+    )
     async with probes:
         await server.start()
         life.spawn(dispatcher.run(), name="place")
@@ -140,6 +142,7 @@ def main() -> int:
     config = load(SchedulerConfig, "scheduler")
     tls = load_tls("scheduler")
     check_bind(config.host, config.insecure, tls is not None)
+    check_secure(config.redis_url, config.insecure, tls)
     configure_logging(config.name, level=config.log_level)
     collect_seldom()
     end_tracing = configure_tracing(config.name, config.trace)

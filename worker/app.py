@@ -92,6 +92,8 @@ class Worker:
         self._health: HealthControl = add_health_and_reflection(self._server, [SERVICE_NAME])
         self.port = 0
         """Port of the gRPC service, once `run` listens."""
+        self.probe_port = 0
+        """That of the probes."""
         self.serving = asyncio.Event()
         """Set when the worker is ready for the first time."""
 
@@ -105,11 +107,16 @@ class Worker:
         credentials = None if self._tls is None else self._tls.server(asks=True)
         self.port = bind(self._server, f"{config.host}:{config.port}", credentials=credentials)
         probes = Probes(
-            config.probe_port, is_ready=lambda: self._health.serving, metrics=self._metrics, host=config.host
+            config.probe_port,
+            is_ready=lambda: self._health.serving,
+            metrics=self._metrics,
+            host=config.host,
+            tls=self._tls,
         )
         await self._server.start()
         try:
             async with probes:
+                self.probe_port = probes.port
                 loaded = await self._load()
                 if loaded is not None:
                     await self._serve(loaded)
@@ -121,7 +128,8 @@ class Worker:
         await self._connect(parts)
         self._health.set_serving()
         self.serving.set()
-        _log.info("serving", address=self._address(), model=self._config.model_name)
+        model = self._config.model_name
+        _log.info("serving", address=self._address(), probe_port=self.probe_port, model=model)
         try:
             await self._until_stopped(parts)
         finally:

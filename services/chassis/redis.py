@@ -4,10 +4,12 @@ Knows transport only: no key, no script of any store. Every trouble of the depen
 what to do then is the caller's declared policy.
 """
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import redis.asyncio
 import redis.exceptions
@@ -17,6 +19,7 @@ from redis.backoff import NoBackoff
 
 from services.chassis.fatal import ConfigError
 from services.chassis.redis_pipe import NUM_SLICES, RedisPipe, Value
+from services.chassis.tls import Tls
 from services.domain.errors import DependencyDown, NotRun
 
 CALL_LIMIT_S = 0.05
@@ -72,12 +75,20 @@ class Breaker:
         self._probing = False
 
 
-def connect(url: str, *, limit_s: float = CALL_LIMIT_S) -> "RedisStore":
+def connect(url: str, *, limit_s: float = CALL_LIMIT_S, tls: Tls | None = None) -> "RedisStore":
     """Return a store for `redis://host:port/db` (or `rediss://`, `unix://`); connects lazily.
+
+    Args:
+        tls: Authority, certificate and key for a `rediss://` that names no `ssl_...` of its own; each
+            connection takes the files as they are then.
 
     Raises:
         ConfigError: `url` is no such address. It is not repeated: a password may be in it.
     """
+    shown = {}
+    if tls is not None and url.startswith("rediss://") and "ssl_" not in url.partition("?")[2]:
+        own = {"ca_certs": tls.files.ca, "certfile": tls.files.cert, "keyfile": tls.files.key}
+        shown = {f"ssl_{name}": str(path) for name, path in own.items() if path is not None}
     try:
         pool = redis.asyncio.ConnectionPool.from_url(
             url,
@@ -86,10 +97,31 @@ def connect(url: str, *, limit_s: float = CALL_LIMIT_S) -> "RedisStore":
             retry=Retry(NoBackoff(), 0),
             health_check_interval=0,
             protocol=2,
+            **shown,
         )
     except ValueError as exc:
         raise ConfigError(f"no address of a Redis (REDIS_URL, --redis-url, redis_url): {exc}") from exc
     return RedisStore(pool.make_connection, limit_s=limit_s)
+
+
+def check_secure(url: str | None, insecure: bool, tls: Tls | None) -> None:
+    """Raise where everything has TLS and Redis, on another machine, would be spoken to in plain text.
+
+    Args:
+        insecure: The operator's word that this is meant.
+
+    Raises:
+        ConfigError: Names the setting; the address is not repeated.
+    """
+    if url is None or tls is None or insecure or not url.startswith("redis://"):
+        return
+    with contextlib.suppress(ValueError):  # What is no address `connect` refuses.
+        if urlsplit(url).hostname in _LOOPBACK:
+            return
+    raise ConfigError(
+        "redis_url must begin with rediss:// where [tls] is given: quotas and keys' digests would travel in "
+        "plain text (--insecure lets them)"
+    )
 
 
 class RedisStore:
@@ -212,5 +244,6 @@ _TROUBLE = (
     redis.exceptions.OutOfMemoryError,
     redis.exceptions.ClusterDownError,
 )
+_LOOPBACK = (None, "localhost", "127.0.0.1", "::1")
 _UNABLE = ("NOREPLICAS ", "MISCONF ", "BUSY ")
 """Beginnings of error replies by which Redis takes no command just now."""

@@ -21,6 +21,7 @@ import structlog
 from services.chassis.certificate import Files, Identity
 from services.chassis.config import config_file, load
 from services.chassis.fatal import ConfigError
+from services.chassis.following_channel import FollowingChannel, channel_credentials
 from services.chassis.grpc import create_channel
 from services.chassis.interceptors import guarded
 from services.chassis.metrics import Metrics
@@ -30,6 +31,8 @@ from services.domain.errors import NotYours
 SERVICES = ("gateway", "scheduler", "kvmanager", "worker")
 OPERATOR = "operator"
 """The role of people's own tools: `quire status`, `drain`, `tenant`, and the launcher."""
+MONITOR = "monitor"
+"""The role of who reads metrics and may do nothing else."""
 WARN_BEFORE_S = 14 * 86_400.0
 LOOK_EVERY_S = 60.0
 WARN_EVERY_S = 86_400.0
@@ -53,6 +56,8 @@ class TlsConfig:
     """Own certificate chain (PEM)."""
     key: Path | None = None
     """Its private key (PEM)."""
+    open_metrics: bool = False
+    """Let whoever reaches a probe port read /metrics without a certificate."""
 
     def __post_init__(self) -> None:
         given = [name for name in ("ca", "cert", "key") if getattr(self, name) is not None]
@@ -80,8 +85,9 @@ def load_tls(
     """
     path = config_file(argv, environ)
     words = () if path is None else ("--config", str(path))
-    files = load(TlsConfig, "tls", argv=words, environ=environ).files_of(role)
-    return None if files is None else Tls(files, role)
+    config = load(TlsConfig, "tls", argv=words, environ=environ)
+    files = config.files_of(role)
+    return None if files is None else Tls(files, role, open_metrics=config.open_metrics)
 
 
 class Tls:
@@ -89,13 +95,15 @@ class Tls:
 
     Args:
         role: Whose name the certificate must have; None: of no service.
+        open_metrics: As `TlsConfig`'s.
 
     Raises:
         ConfigError: A file cannot be used.
     """
 
-    def __init__(self, files: Files, role: str | None = None) -> None:
+    def __init__(self, files: Files, role: str | None = None, *, open_metrics: bool = False) -> None:
         self.files = files
+        self.open_metrics = open_metrics
         self._name = None if role is None else peer_name(role)
         self._identity = files.read(name=self._name)
         self._refused: object = None
@@ -148,14 +156,21 @@ class Tls:
         newest[1].sni_callback = on_hello
         return newest[1]
 
+    def client_context(self) -> ssl.SSLContext:
+        """Return what an HTTP port is asked with: it must prove a certificate of our authority."""
+        context = ssl.create_default_context(cafile=self.files.ca)
+        if self.files.cert is not None:
+            context.load_cert_chain(self.files.cert, self.files.key, password=lambda: b"")
+        return context
+
     def channel(self, target: str, to: str) -> grpc.aio.Channel:
         """Return a channel to a service that must prove to have the role `to`."""
         name = None if self.files.cert is None else peer_name(to)
-        return _FollowingChannel(self, target, () if name is None else ((_OVERRIDE, name),))
+        return FollowingChannel(lambda: self.identity, target, name)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """Return what a caller connects with, as the files are now."""
-        return _channel_credentials(self.identity)
+        return channel_credentials(self.identity)
 
     def _new_context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -219,65 +234,6 @@ class _PeerInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if self._names.isdisjoint(names_of(context)):
             raise NotYours(f"the certificate must name one of {', '.join(sorted(self._names))}")
         yield
-
-
-_OVERRIDE = "grpc.ssl_target_name_override"
-_MAX_CHANNELS = 2
-
-
-class _FollowingChannel:
-    """A channel whose new calls use the files as they are now.
-
-    A call that runs is left alone while its files are renewed once; with the next renewal it ends, and links
-    attach again. Has the four kinds of call and `close`, which is all that stubs and links need.
-    """
-
-    def __init__(self, tls: Tls, target: str, options: Sequence[tuple[str, str]]) -> None:
-        self._tls = tls
-        self._target = target
-        self._options = options
-        self._identity: Identity | None = None
-        self._channels: list[grpc.aio.Channel] = []
-
-    def unary_unary(self, *method: Any, **codecs: Any) -> Callable[..., Any]:
-        return lambda *a, **k: self._newest().unary_unary(*method, **codecs)(*a, **k)
-
-    def unary_stream(self, *method: Any, **codecs: Any) -> Callable[..., Any]:
-        return lambda *a, **k: self._newest().unary_stream(*method, **codecs)(*a, **k)
-
-    def stream_unary(self, *method: Any, **codecs: Any) -> Callable[..., Any]:
-        return lambda *a, **k: self._newest().stream_unary(*method, **codecs)(*a, **k)
-
-    def stream_stream(self, *method: Any, **codecs: Any) -> Callable[..., Any]:
-        return lambda *a, **k: self._newest().stream_stream(*method, **codecs)(*a, **k)
-
-    async def close(self, grace: float | None = None) -> None:
-        """Close all connections; `grace` seconds for calls that run."""
-        while self._channels:
-            await self._channels.pop().close(grace)
-
-    async def __aenter__(self) -> "_FollowingChannel":
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
-
-    def _newest(self) -> grpc.aio.Channel:
-        identity = self._tls.identity
-        if identity is not self._identity:
-            self._identity = identity
-            self._channels.append(
-                create_channel(
-                    self._target, credentials=_channel_credentials(identity), options=self._options
-                )
-            )
-            # A channel that nobody refers to closes itself.
-            del self._channels[:-_MAX_CHANNELS]
-        return self._channels[-1]
-
-
-def _channel_credentials(identity: Identity) -> grpc.ChannelCredentials:
-    return grpc.ssl_channel_credentials(identity.ca, *(identity.pair or ()))
 
 
 def _shown(expiry: Mapping[Path, float]) -> dict[str, str]:

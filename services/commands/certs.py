@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.chassis.fatal import ConfigError, FatalError
-from services.chassis.tls import OPERATOR, SERVICES, peer_name
+from services.chassis.tls import MONITOR, OPERATOR, SERVICES, peer_name
 from services.domain.document_values import a_name
 from services.domain.errors import InvalidField
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from services.commands.authority import Pair
 
 AUTHORITY = "ca"
+GATEWAY, REDIS = "gateway", "redis"
+"""Those that are called by an address, and not by their role alone."""
 USUAL_NAMES = ("localhost", "127.0.0.1", "::1")
 AUTHORITY_DAYS, USUAL_DAYS, MAX_DAYS = 3650, 397, 3650
 _EXAMPLES = """examples:
@@ -50,8 +52,9 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="quire certs",
-        description="Make a local authority and, from it, a certificate for each service, one for an "
-        "operator's commands, and one for each --client. What is there is kept, the authority always.",
+        description="Make a local authority and, from it, a certificate for each service (Redis too), one "
+        "for an operator's commands, one for who reads metrics, and one for each --client. What is there is "
+        "kept, the authority always.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -61,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="HOST",
-        help="name or address by which callers reach the gateway, beside this machine's (may be repeated)",
+        help="name or address of the gateway or Redis, beside this machine's (may be repeated)",
     )
     parser.add_argument(
         "--client",
@@ -90,15 +93,17 @@ def _make(out: Path, hosts: Sequence[str], clients: Sequence[str], *, days: int,
         authority = Authority.make(own, days=AUTHORITY_DAYS)
         print(f"made  {own.cert}: {_until(own)}; keep {own.key.name} away from the services")
     wanted: dict[str, tuple[tuple[str, ...], bool]] = {
-        role: ((peer_name(role),), role in SERVICES) for role in (*SERVICES, OPERATOR)
+        role: ((peer_name(role),), role in SERVICES) for role in (*SERVICES, OPERATOR, MONITOR)
     }
-    names = dict.fromkeys((peer_name("gateway"), *hosts, *USUAL_NAMES, socket.gethostname(), "gateway"))
-    wanted["gateway"] = (tuple(names), True)
+    for called in (GATEWAY, REDIS):
+        names = (peer_name(called), *hosts, *USUAL_NAMES, socket.gethostname(), called)
+        wanted[called] = (tuple(dict.fromkeys(names)), True)
     wanted |= {name: ((name,), False) for name in clients}
     for name, (has_names, serves) in wanted.items():
         pair = _pair(out, name)
         if pair.is_there and not renew:
-            missing = [host for host in hosts if host not in pair.names()] if name == "gateway" else []
+            is_called = name in (GATEWAY, REDIS)
+            missing = [host for host in hosts if is_called and host not in pair.names()]
             hint = f", without {', '.join(missing)}: --renew makes it anew" if missing else ""
             print(f"kept  {pair.cert}: {_until(pair)}{hint}")
             continue
@@ -123,6 +128,6 @@ def _checked(name: str) -> str:
         a_name("--client", name)
     except InvalidField as error:
         raise ConfigError(error.message) from error
-    if name in (*SERVICES, OPERATOR, AUTHORITY) or name.endswith(peer_name("")):
+    if name in (*SERVICES, OPERATOR, MONITOR, REDIS, AUTHORITY) or name.endswith(peer_name("")):
         raise ConfigError(f"--client must be no service's name, got {name!r}")
     return name

@@ -23,6 +23,7 @@ from services.chassis.cores import num_cores
 from services.chassis.fatal import FatalError
 from services.chassis.grpc import require_free_port
 from services.chassis.redis import connect
+from services.chassis.tls import OPERATOR, load_tls
 from services.domain.errors import DependencyDown
 from services.launcher.ports import LOOPBACK, Ports
 from services.launcher.topology import Model, Suite, plan
@@ -125,7 +126,7 @@ def look(port_offset: int, environment: Mapping[str, str] = os.environ) -> Facts
         ports=ports,
         busy=_busy(ports),
         is_clock_synchronised=_is_clock_synchronised(),
-        redis=asyncio.run(ask_redis(url)),
+        redis=asyncio.run(ask_redis(url, environment)),
         cache=look_into_cache(cache_folder(environment)),
     )
 
@@ -211,15 +212,19 @@ def _is_clock_synchronised() -> bool | None:
     return not status & _CLOCK_UNSYNCHRONISED
 
 
-async def ask_redis(url: str | None) -> RedisFact:
-    """Ask the Redis at `url`, whose password is not repeated; None: find the one that we would start."""
+async def ask_redis(url: str | None, environment: Mapping[str, str] = os.environ) -> RedisFact:
+    """Ask the Redis at `url`, whose password is not repeated; None: find the one that we would start.
+
+    Args:
+        environment: QUIRE_CONFIG or QUIRE_TLS_... name what a Redis with TLS is asked with.
+    """
     if url is None:
         try:
             return RedisFact(find_redis())
         except FatalError as exc:
             return RedisFact("none", error=str(exc))
     try:
-        store = connect(url, limit_s=REDIS_LIMIT_S)
+        store = connect(url, limit_s=REDIS_LIMIT_S, tls=load_tls(OPERATOR, (), environment))
     except FatalError as exc:
         return RedisFact("REDIS_URL", error=str(exc))
     parts = urlsplit(url)

@@ -90,7 +90,7 @@ def describe(child: "Child", children: Sequence["Child"], *, detail: bool = True
     up = {other.spec.name for other in children if other.state == "up"}
     missing = [name for name in (*child.spec.needs, *child.spec.waits_for) if name not in up]
     if child.state == "up":
-        return f"up on port {child.spec.port}"
+        return f"up on port {child.spec.port}" if child.spec.ports else "up on a socket"
     if child.state == "starting" and not missing:
         doing = what_it_does(child.log) if detail else ""
         return f"starting ({doing})" if doing else "starting"

@@ -26,7 +26,7 @@ def endpoint_lines(
         f"   admin 127.0.0.1:{ports.admin}",
         f"scheduler  gRPC 127.0.0.1:{ports.scheduler}   kvmanager 127.0.0.1:{ports.kvmanager}   "
         f"workers 127.0.0.1:{workers}   {redis}",
-        f"metrics    http://127.0.0.1:{ports.gateway_probe()}/metrics (gateway), "
+        f"metrics    {scheme}://127.0.0.1:{ports.gateway_probe()}/metrics (gateway), "
         f"{ports.scheduler_probe()}, {ports.kvmanager_probe()}, {ports.worker_probe(0)}",
     ]
 

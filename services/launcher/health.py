@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from services.chassis.grpc import is_serving
-from services.chassis.tls import Tls, open_channel
+from services.chassis.tls import Tls, open_channel, peer_name
 from services.launcher.ports import LOOPBACK
 from services.launcher.topology import Health, Process
 
@@ -37,10 +37,17 @@ class HealthCheck:
             return await self._answers_ping()
         assert self._spec.probe_port is not None, "what answers no PING has a probe port"
         question = b"GET /healthz HTTP/1.1\r\nhost: probe\r\n\r\n"
-        return await _ask(LOOPBACK, self._spec.probe_port, question, b"HTTP/1.1 200")
+        port = partial(asyncio.open_connection, LOOPBACK, self._spec.probe_port)
+        if self._tls is not None:
+            name = peer_name(self._spec.role)
+            port = partial(port, ssl=self._tls.client_context(), server_hostname=name)
+        return await _ask(port, question, b"HTTP/1.1 200")
 
     async def _answers_ping(self) -> bool:
-        return await _ask(LOOPBACK, self._spec.port, b"PING\r\n", b"+PONG")
+        port = partial(asyncio.open_connection, LOOPBACK, self._spec.port)
+        if self._spec.socket is not None:
+            port = partial(asyncio.open_unix_connection, self._spec.socket)
+        return await _ask(port, b"PING\r\n", b"+PONG")
 
 
 async def _until(ask: Callable[[], Awaitable[bool]], period_s: float) -> None:
@@ -50,11 +57,14 @@ async def _until(ask: Callable[[], Awaitable[bool]], period_s: float) -> None:
         await asyncio.sleep(0 if up else period_s)
 
 
-async def _ask(host: str, port: int, question: bytes, answer: bytes) -> bool:
+_Open = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+
+async def _ask(connect: _Open, question: bytes, answer: bytes) -> bool:
     writer = None
     try:
         async with asyncio.timeout(_LIMIT_S):
-            reader, writer = await asyncio.open_connection(host, port)
+            reader, writer = await connect()
             writer.write(question)
             return await reader.readexactly(len(answer)) == answer
     except (OSError, TimeoutError, asyncio.IncompleteReadError):

@@ -30,7 +30,7 @@ from services.launcher.calls import (
 )
 from services.launcher.ports import LOOPBACK
 from services.launcher.supervisor import Supervisor
-from services.launcher.topology import Suite, plan
+from services.launcher.topology import Suite, plan, redis_socket
 
 MODELS_LIMIT_S = 60.0
 """Seconds from all processes up until the gateway lists every model."""
@@ -139,7 +139,8 @@ class Session:
 
     def _show_doors(self) -> None:
         suite = self._suite
-        redis = "redis (yours)" if suite.redis_url else f"redis 127.0.0.1:{suite.ports.redis}"
+        own = redis_socket(suite) or f"127.0.0.1:{suite.ports.redis}"
+        redis = "redis (yours)" if suite.redis_url else f"redis {own}"
         lines = endpoint_lines(
             self._public_host(), suite.ports, suite.num_workers, redis=redis, has_tls=suite.has_tls
         )
@@ -153,7 +154,7 @@ class Session:
         if self._suite.redis_url is None:
             return
         where = urlsplit(self._suite.redis_url)
-        store = connect(self._suite.redis_url, limit_s=EXTERNAL_REDIS_LIMIT_S)
+        store = connect(self._suite.redis_url, limit_s=EXTERNAL_REDIS_LIMIT_S, tls=self._tls)
         try:
             await store.execute("PING")
         except DependencyDown as exc:

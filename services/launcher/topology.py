@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from urllib.parse import quote
 
 from services.launcher.ports import LOOPBACK, Ports
 
@@ -74,7 +75,8 @@ class Suite:
     num_gpus: int = 0
     """NVIDIA GPUs of this machine, shared out among the workers."""
     has_tls: bool = False
-    """Whether the configuration or the environment has `[tls]`; the services read it themselves."""
+    """Whether the configuration or the environment has `[tls]`; the services read it themselves, and our own
+    Redis listens on no port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,8 @@ class Process:
     health: Health = Health.GRPC
     other_ports: tuple[int, ...] = ()
     probe_port: int | None = None
+    socket: Path | None = None
+    """Where it listens in place of a port."""
     needs: tuple[str, ...] = ()
     """Started only when these are up."""
     waits_for: tuple[str, ...] = ()
@@ -100,6 +104,8 @@ class Process:
 
     @property
     def ports(self) -> tuple[int, ...]:
+        if self.socket is not None:
+            return ()
         probe = () if self.probe_port is None else (self.probe_port,)
         return (self.port, *self.other_ports, *probe)
 
@@ -122,13 +128,29 @@ def plan(suite: Suite) -> tuple[Process, ...]:
 
 
 def redis_url(suite: Suite) -> str:
+    if (socket := redis_socket(suite)) is not None:
+        return f"unix://{quote(str(socket))}"
     return suite.redis_url or f"redis://{LOOPBACK}:{suite.ports.redis}/0"
+
+
+def redis_socket(suite: Suite) -> Path | None:
+    """Return where our own Redis listens when nothing may be in plain text on a network, loopback included.
+
+    The Redis that comes with us was built without TLS; a socket that only its user may open needs none.
+    """
+    if not suite.has_tls or suite.redis_url is not None:
+        return None
+    assert suite.redis_folder is not None
+    return suite.redis_folder / "redis.sock"
 
 
 def _redis(suite: Suite) -> Process:
     assert suite.redis_binary is not None
     assert suite.redis_folder is not None
-    server = (suite.redis_binary, "--port", str(suite.ports.redis), "--bind", LOOPBACK)
+    socket = redis_socket(suite)
+    server: tuple[str, ...] = (suite.redis_binary, "--port", str(suite.ports.redis), "--bind", LOOPBACK)
+    if socket is not None:
+        server = (suite.redis_binary, "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700")
     # A cache of this one run: nothing in it outlives the processes that fill it.
     memory_only = ("--save", "", "--appendonly", "no", "--dir", str(suite.redis_folder))
     # Its housekeeping twice a second, not ten times: it holds little, and what has expired is never served.
@@ -137,6 +159,7 @@ def _redis(suite: Suite) -> Process:
         name="redis",
         command=(suite.python, "-m", GUARD, *server, *memory_only, *seldom),
         port=suite.ports.redis,
+        socket=socket,
         health=Health.REDIS,
     )
 

@@ -23,18 +23,21 @@ from services.chassis.config import ByteSize, check_range, load
 from services.chassis.cores import num_cores
 from services.chassis.fatal import ConfigError, FatalError
 from services.chassis.grpc import check_bind
+from services.chassis.redis import check_secure
 from services.chassis.tls import OPERATOR, load_tls
 from services.launcher.admin_key import admin_key_file, keep_admin_key
 from services.launcher.models import find_models, names
 from services.launcher.ports import LOOPBACK, Ports
 from services.launcher.session import Session
 from services.launcher.supervisor import check_ports
-from services.launcher.topology import Model, Suite, plan
+from services.launcher.topology import Model, Suite, plan, redis_socket
 from worker.devices import device_nodes
 
 KEPT_RUNS = 20
 MAX_PORT = 65_535
 MAX_WORKERS = 40
+MAX_SOCKET_BYTES = 103
+"""Longest path of a socket. Source: sockaddr_un of macOS; Linux has four more."""
 _EXAMPLES = """examples:
   quire up                             the built-in model on one worker
   quire up --workers 2                 two workers of it
@@ -92,6 +95,10 @@ def main(argv: Sequence[str]) -> int:
     cache = cache_folder(os.environ)
     folder = make_run_folder(cache)
     suite = dataclasses.replace(_suite(config, folder), has_tls=tls is not None)
+    check_secure(suite.redis_url, config.insecure, tls)
+    socket = redis_socket(suite)
+    if socket is not None and len(bytes(socket)) > MAX_SOCKET_BYTES:
+        raise FatalError(f"{socket} is too long for a socket's path: set QUIRE_CACHE to a shorter one")
     try:
         check_ports(plan(suite), config.host)
     except ValueError as exc:

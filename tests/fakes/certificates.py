@@ -1,6 +1,8 @@
 """Certificates as `quire certs` makes them, and those that must not get anybody in."""
 
+import asyncio
 import datetime
+import ssl
 from pathlib import Path
 
 import grpc
@@ -55,6 +57,30 @@ async def outcome(channel: grpc.aio.Channel) -> grpc.StatusCode:
         except grpc.aio.AioRpcError as error:
             return error.code()
     return grpc.StatusCode.OK
+
+
+async def metrics_of(role: str, port: int, shown: Files | None, *, ca: Path | None) -> int | None:
+    """Return the status of /metrics at the probe port of the service in `role`; None: there is no answer.
+
+    Args:
+        ca: None asks in plain text.
+    """
+    context = None if ca is None else ssl.create_default_context(cafile=str(ca))
+    if context is not None and shown is not None:
+        assert shown.cert is not None
+        context.load_cert_chain(shown.cert, shown.key)
+    name = None if context is None else peer_name(role)
+    try:
+        async with asyncio.timeout(CALL_LIMIT_S):
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", port, ssl=context, server_hostname=name
+            )
+            writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n")
+            head = await reader.read()
+            writer.close()
+    except OSError:
+        return None
+    return int(head.split()[1]) if head.startswith(b"HTTP/") else None
 
 
 def foreign(folder: Path, name: str, other: Path) -> Files:

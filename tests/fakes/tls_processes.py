@@ -26,6 +26,11 @@ class Processes:
         return f"127.0.0.1:{self.events[name][port]}"
 
     @property
+    def probe_ports(self) -> dict[str, int]:
+        """Port of each process's probes, by its role."""
+        return {name: int(str(event["probe_port"])) for name, event in self.events.items()}
+
+    @property
     def doors(self) -> dict[str, str]:
         """Address of each gRPC port that only peers and holders of certificates may call."""
         doors = {name: self.address(name) for name in ("scheduler", "kvmanager", "worker")}
@@ -47,7 +52,7 @@ async def processes(
 
         await start("kvmanager", "serving", "--redis-url", redis_url)
         kvmanager = ("--kvmanager", running.address("kvmanager"))
-        await start("scheduler", "serving", *kvmanager)
+        await start("scheduler", "serving", *kvmanager, "--redis-url", redis_url)
         scheduler = ("--scheduler", running.address("scheduler"))
         await start(
             "worker", "serving", "--executor", "sim", "--model", f"sim={model}", *scheduler, *kvmanager

@@ -7,20 +7,22 @@ import os
 import random
 import signal
 import socket
+import stat
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
-from services.chassis.fatal import BusyPort
+from services.chassis.fatal import BusyPort, ConfigError
 from services.launcher.ports import Ports
 from services.launcher.supervisor import check_ports
 from services.launcher.topology import Model, Suite, plan
-from tests.fakes.certificates import configuration, make_certs
+from tests.fakes.certificates import configuration, make_certs, metrics_of
 from tests.fakes.valkey import eventually
 
 UP_LIMIT_S = 90.0
@@ -162,16 +164,30 @@ async def test_told_twice_it_ends_at_once_and_leaves_no_process(tmp_path: Path) 
         await none_left(family)
 
 
-async def test_with_tls_it_comes_up_and_its_commands_work(tmp_path: Path) -> None:
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Yield a folder whose path has room for a socket's name, which may have 103 bytes in all."""
+    with tempfile.TemporaryDirectory(prefix="quire-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+async def test_with_tls_it_comes_up_and_its_commands_work(tmp_path: Path, short_path: Path) -> None:
     config = tmp_path / "quire.toml"
-    config.write_text(configuration(make_certs(tmp_path / "certs")))
+    certs = make_certs(tmp_path / "certs")
+    config.write_text(configuration(certs))
     with_tls = ("--config", str(config))
-    async with launch(tmp_path, "--sim", "--model", "sim", *with_tls) as launcher:
+    async with launch(short_path, "--sim", "--model", "sim", *with_tls) as launcher:
         await launcher.ready()
         code, _, err = await launcher.quire("generate", "--max-tokens", "8", "Hello", *with_tls)
         assert code == 0
         assert "8 output tokens" in err
         assert (await launcher.quire("tenant", "show", "local", *with_tls))[0] == 0
+        # Our Redis has no TLS: nobody reaches it through the network, and its socket only its user.
+        with pytest.raises(OSError):
+            await asyncio.open_connection("127.0.0.1", launcher.ports.redis)
+        redis = short_path / "run" / "latest" / "redis.sock"
+        assert stat.S_IMODE(redis.stat().st_mode) == 0o700
+        assert (await metrics_of("worker", launcher.ports.worker_probe(0), None, ca=certs / "ca.pem")) == 403
 
         async def all_are_up() -> bool:
             code, out, _ = await launcher.quire("status", "--json", *with_tls)
@@ -181,6 +197,21 @@ async def test_with_tls_it_comes_up_and_its_commands_work(tmp_path: Path) -> Non
         code, out, _ = await launcher.quire("status", "--json")
         assert code == 1
         assert set(json.loads(out)["up"].values()) == {False}
+
+
+async def test_with_tls_a_plain_redis_elsewhere_is_one_line(tmp_path: Path) -> None:
+    config = tmp_path / "quire.toml"
+    config.write_text(configuration(make_certs(tmp_path / "certs")))
+    environment = {**os.environ, "QUIRE_CACHE": str(tmp_path), "REDIS_URL": "redis://:secret@cache:6379/0"}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.cli", "up", "--sim", "--config", str(config)),
+        stderr=asyncio.subprocess.PIPE,
+        env=environment,
+    )
+    _, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == ConfigError.exit_code
+    assert err.startswith(b"error: redis_url must begin with rediss://")
+    assert b"secret" not in err
 
 
 async def test_a_busy_port_is_one_line(tmp_path: Path) -> None:

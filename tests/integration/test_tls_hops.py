@@ -1,13 +1,14 @@
 """The whole suite as processes, by one configuration: who gets in on which hop, with mTLS and without."""
 
 import contextlib
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
 import pytest
 
 from services.chassis.grpc import create_channel
-from services.chassis.tls import OPERATOR, Tls
+from services.chassis.tls import MONITOR, OPERATOR, Tls
 from services.client import AsyncClient, ServeError
 from services.domain.errors import BadCredential
 from services.launcher.sim_model import write_sim_model
@@ -20,8 +21,10 @@ from tests.fakes.certificates import (
     files,
     foreign,
     make_certs,
+    metrics_of,
     outcome,
 )
+from tests.fakes.tls_front import tls_front
 from tests.fakes.tls_processes import Processes, processes
 from tests.fakes.valkey import eventually
 
@@ -81,7 +84,13 @@ async def test_with_tls_every_hop_works_and_lets_nobody_else_in(tmp_path: Path, 
         "expired": expired(folder, f"{OPERATOR}.quire.internal", tmp_path),
     }
     refused = {}
-    async with processes(config, model, valkey_url, "--certificate-port", "0") as running:
+    async with AsyncExitStack() as stack:
+        # The Redis that tests have is built without TLS; this one asks for certificates as one with it does.
+        port = await stack.enter_async_context(tls_front(folder, "redis", int(valkey_url.split(":")[2][:-2])))
+        secured = f"rediss://127.0.0.1:{port}/0"
+        running = await stack.enter_async_context(
+            processes(config, model, secured, "--certificate-port", "0")
+        )
         async with client(running.address("gateway", "certificate_port"), credentials=team) as caller:
             await check_hops(running, caller, operator)
         doors = running.doors | {"certificates": running.address("gateway", "certificate_port")}
@@ -91,6 +100,13 @@ async def test_with_tls_every_hop_works_and_lets_nobody_else_in(tmp_path: Path, 
                 refused[door, who] = await outcome(channel_to(address, role, shown, ca=ca))
             refused[door, "plain text"] = await outcome(create_channel(address))
         assert set(refused.values()) == {grpc.StatusCode.UNAVAILABLE}, refused
+        monitor = files(folder, MONITOR)
+        for name, port in running.probe_ports.items():
+            metrics = {who: await metrics_of(name, port, shown, ca=ca) for who, shown in strangers.items()}
+            assert metrics == {"no certificate": 403, "another authority's": None, "expired": None}, name
+            assert await metrics_of(name, port, files(folder, TEAM), ca=ca) == 403, name
+            assert await metrics_of(name, port, monitor, ca=ca) == 200, name
+            assert await metrics_of(name, port, None, ca=None) is None, "plain text"
         for door, address in running.doors.items():
             role = "gateway" if door == "admin" else door
             # A tenant's callers have the authority's certificates too, and must not get past the gateway.
@@ -119,3 +135,7 @@ async def test_without_tls_the_same_doors_are_open_to_all(tmp_path: Path, valkey
             await check_hops(running, caller, None)
         let_in = {door: await outcome(create_channel(address)) for door, address in running.doors.items()}
         assert set(let_in.values()) == {grpc.StatusCode.OK}, let_in
+        shown = {
+            name: await metrics_of(name, port, None, ca=None) for name, port in running.probe_ports.items()
+        }
+        assert set(shown.values()) == {200}, shown

@@ -1,6 +1,5 @@
 """Files of TLS: read and checked at start, followed while serving, and refused by name."""
 
-import asyncio
 import shutil
 import ssl
 from collections.abc import AsyncIterator
@@ -14,9 +13,7 @@ from services.chassis.certificate import Files, validity
 from services.chassis.fatal import ConfigError
 from services.chassis.grpc import add_health_and_reflection, bind, create_server, is_serving
 from services.chassis.metrics import Metrics
-from services.chassis.redis import connect
 from services.chassis.tls import OPERATOR, SERVICES, Tls, load_tls, peer_name, watch_expiry
-from services.domain.errors import DependencyDown
 from tests.fakes.certificates import TEAM, configuration, expired, files, foreign, make_certs
 
 DAY_S = 86_400
@@ -144,23 +141,3 @@ async def test_when_files_end_is_a_metric(folder: Path, monkeypatch: pytest.Monk
 
 def samples(metrics: Metrics, name: str) -> list[Any]:
     return [one for family in metrics.registry.collect() for one in family.samples if one.name == name]
-
-
-async def test_redis_is_reached_by_mutual_tls_through_its_url(folder: Path) -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(4096):
-            writer.write(b"+PONG\r\n" * data.count(b"*"))
-
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(folder / "ca.pem"))
-    context.load_cert_chain(folder / "gateway.pem", folder / "gateway.key")
-    context.verify_mode = ssl.CERT_REQUIRED
-    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
-    url = f"rediss://127.0.0.1:{server.sockets[0].getsockname()[1]}/0?ssl_ca_certs={folder}/ca.pem"
-    shown = f"&ssl_certfile={folder}/scheduler.pem&ssl_keyfile={folder}/scheduler.key"
-    known, stranger = connect(url + shown, limit_s=30), connect(url, limit_s=30)
-    assert await known.execute("PING") == b"PONG"
-    with pytest.raises(DependencyDown):
-        await stranger.execute("PING")
-    await known.close()
-    await stranger.close()
-    server.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services import cli
-from services.chassis.tls import OPERATOR, SERVICES, peer_name
+from services.chassis.tls import MONITOR, OPERATOR, SERVICES, peer_name
 from services.commands.authority import Pair
 
 
@@ -28,12 +28,13 @@ def test_it_makes_an_authority_and_a_certificate_for_each_role(
         cli.main(["certs", str(out), "--name", "quire.example", "--name", "10.0.0.7", "--client", "team-a"])
         == 0
     )
-    roles = (*SERVICES, OPERATOR)
-    made = {f"{name}.{kind}" for name in ("ca", "team-a", *roles) for kind in ("pem", "key")}
+    roles = (*SERVICES, OPERATOR, MONITOR)
+    made = {f"{name}.{kind}" for name in ("ca", "team-a", "redis", *roles) for kind in ("pem", "key")}
     assert {path.name for path in out.iterdir()} == made
     for path in out.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == (0o600 if path.suffix == ".key" else 0o644), path
-    assert {"quire.example", "10.0.0.7", "localhost", "127.0.0.1"} <= names(out, "gateway")
+    for called in ("gateway", "redis"):
+        assert {"quire.example", "10.0.0.7", "localhost", "127.0.0.1", called} <= names(out, called)
     assert all(peer_name(role) in names(out, role) for role in roles)
     assert names(out, "team-a") == {"team-a"}
     trusting = ssl.create_default_context(cafile=str(out / "ca.pem"))

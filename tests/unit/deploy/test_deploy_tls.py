@@ -10,7 +10,10 @@ import pytest
 import yaml
 from compose_spec import PyCompose
 
+from services.chassis.certificate import Files
 from services.chassis.config import load
+from services.chassis.fatal import ConfigError
+from services.chassis.redis import check_secure
 from services.chassis.tls import SERVICES as ROLES
 from services.chassis.tls import Tls, TlsConfig, load_tls
 from tests.fakes.certificates import make_certs
@@ -29,8 +32,9 @@ def merged() -> dict[str, Any]:
     document = copy.deepcopy(compose())
     for name, change in override()["services"].items():
         one = document["services"][name]
-        one["environment"] = (one.get("environment") or {}) | change["environment"]
+        one["environment"] = (one.get("environment") or {}) | change.get("environment", {})
         one["volumes"] = [*one.get("volumes", []), *change["volumes"]]
+        one |= {key: value for key, value in change.items() if key in ("command", "healthcheck")}
     return document
 
 
@@ -61,7 +65,39 @@ def test_the_override_and_what_it_makes_of_the_file_follow_the_compose_specifica
 
 
 def test_every_service_has_it_because_one_in_plain_text_would_reach_nobody() -> None:
-    assert sorted(override()["services"]) == sorted(SERVICES)
+    assert sorted(override()["services"]) == sorted((*SERVICES, "redis"))
+
+
+@pytest.mark.parametrize("name", ["kvmanager", "scheduler", "gateway"])
+def test_redis_is_reached_by_tls_with_the_same_certificates(name: str, tmp_path: Path) -> None:
+    plain, secure = environment_of(name), environ_of(name)
+    variable = f"QUIRE_{name.upper()}_REDIS_URL"
+    assert secure[variable] == plain[variable].replace("redis://", "rediss://")
+    folder = make_certs(tmp_path)
+    tls = load_tls(name, (), environ_of(name, folder))
+    check_secure(secure[variable], False, tls)
+    with pytest.raises(ConfigError, match="rediss://"):
+        check_secure(plain[variable], False, tls)
+
+
+def test_redis_itself_is_as_before_but_for_tls_and_asks_for_certificates(certs: Path) -> None:
+    def options(command: str) -> dict[str, str]:
+        words = command.split()[1:]
+        return dict(zip(words[::2], words[1::2], strict=True))
+
+    changed = override()["services"]["redis"]
+    before, now = options(compose()["services"]["redis"]["command"]), options(changed["command"])
+    tls = {name: value for name, value in now.items() if name.startswith("--tls-")}
+    assert (now.pop("--port"), tls.pop("--tls-port")) == ("0", before.pop("--port"))
+    assert {name: value for name, value in now.items() if not name.startswith("--tls-")} == before
+    assert tls.pop("--tls-auth-clients") == "yes"
+    place = str(mount_of("redis")[1])
+    shown = {name: Path(value.replace(place, str(certs))) for name, value in tls.items()}
+    Files(ca=shown["--tls-ca-cert-file"], cert=shown["--tls-cert-file"], key=shown["--tls-key-file"]).read(
+        name="redis"
+    )
+    check = changed["healthcheck"]["test"]
+    assert [check[check.index(flag) + 1] for flag in ("--cacert", "--cert", "--key")] == list(tls.values())
 
 
 @pytest.mark.parametrize("name", SERVICES)

@@ -107,6 +107,17 @@ def test_the_embedded_redis_listens_on_loopback_and_keeps_nothing() -> None:
     assert flag(redis, "--appendonly") == ["no"]
 
 
+def test_with_tls_the_embedded_redis_listens_on_no_port_and_all_know_its_socket() -> None:
+    processes = by_name(dataclasses.replace(BASE, has_tls=True, redis_folder=Path("/run/a b")))
+    redis = processes["redis"]
+    assert (flag(redis, "--port"), flag(redis, "--unixsocketperm"), redis.ports) == (["0"], ["700"], ())
+    assert flag(redis, "--unixsocket") == ["/run/a b/redis.sock"]
+    for name in ("kvmanager", "scheduler", "gateway"):
+        assert flag(processes[name], "--redis-url") == ["unix:///run/a%20b/redis.sock"]
+    yours = by_name(dataclasses.replace(BASE, has_tls=True, redis_url="rediss://cache:6379/1"))
+    assert flag(yours["gateway"], "--redis-url") == ["rediss://cache:6379/1"]
+
+
 def test_only_the_gateway_may_listen_beyond_loopback() -> None:
     suite = dataclasses.replace(BASE, host="0.0.0.0", insecure=True)
     hosts = {name: flag(process, "--host") for name, process in by_name(suite).items() if name != "redis"}
