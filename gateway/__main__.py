@@ -7,7 +7,9 @@ import asyncio
 import contextlib
 import secrets
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 
 import grpc
@@ -87,7 +89,7 @@ async def serve(config: GatewayConfig, declared: DeclaredTenants, tls: DoorsTls,
         tls=tls.inside,
     )
     server, health, port, certificate_port = build_server(config, parts, tls)
-    admin, admin_port = build_admin_server(config, parts, tls)
+    admin, admin_health, admin_port = build_admin_server(config, parts, tls)
     http, http_port = build_http(config, parts, tls)
     probes = Probes(
         config.probe_port,
@@ -103,6 +105,7 @@ async def serve(config: GatewayConfig, declared: DeclaredTenants, tls: DoorsTls,
             await parts.admin.feed.refresh()
         await server.start()
         await admin.start()
+        admin_health.set_serving()
         life.spawn(http.run(), name="http")
         life.spawn(_watch(parts, health), name="ready")
         life.spawn(sample_loop_lag(metrics), name="loop_lag")
@@ -118,8 +121,8 @@ async def serve(config: GatewayConfig, declared: DeclaredTenants, tls: DoorsTls,
             probe_port=probes.port,
         )
         await life.stopping.wait()
-        await admin.stop(CLOSE_GRACE_S)
-        await drain(parts, health, server, http, life.drain_limit_s - DRAIN_MARGIN_S)
+        doors = Doors(servers=(server, admin), healths=(health, admin_health), http=http)
+        await drain(parts, doors, life.drain_limit_s - DRAIN_MARGIN_S)
     await channel.close()
     await redis.close()
     await background.close()
@@ -154,15 +157,17 @@ def build_server(
     return server, health, port, certificate_port
 
 
-def build_admin_server(config: GatewayConfig, parts: Parts, tls: DoorsTls) -> tuple[grpc.aio.Server, int]:
-    """Return the admin door, bound and not started, and its port."""
+def build_admin_server(
+    config: GatewayConfig, parts: Parts, tls: DoorsTls
+) -> tuple[grpc.aio.Server, HealthControl, int]:
+    """Return the admin door, bound and not started, its health, and its port."""
     server = create_server(interceptors=[ErrorInterceptor(), *peers_only(tls.inside, OPERATOR)])
     admin = parts.admin
     service = AdminService(parts.auth, admin.tenants, admin.keys, admin.log, parts.queries.usage)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
-    add_health_and_reflection(server, [ADMIN_SERVICE_NAME]).set_serving()
+    health = add_health_and_reflection(server, [ADMIN_SERVICE_NAME])
     address = f"{config.admin_host}:{config.admin_port}"
-    return server, bind(server, address, credentials=tls.admin_door())
+    return server, health, bind(server, address, credentials=tls.admin_door())
 
 
 def build_http(config: GatewayConfig, parts: Parts, tls: DoorsTls) -> tuple[HttpServer, int]:
@@ -179,17 +184,25 @@ def build_http(config: GatewayConfig, parts: Parts, tls: DoorsTls) -> tuple[Http
     return http, http.bind(config.http_port)
 
 
-async def drain(
-    parts: Parts, health: HealthControl, server: grpc.aio.Server, http: HttpServer, limit_s: float
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doors:
+    """All that callers reach."""
+
+    servers: Sequence[grpc.aio.Server]
+    healths: Sequence[HealthControl]
+    http: HttpServer
+
+
+async def drain(parts: Parts, doors: Doors, limit_s: float) -> None:
     """Not ready -> admit nothing -> finish what runs -> close."""
-    health.set_not_serving()
+    for health in doors.healths:
+        health.set_not_serving()
     parts.generate.is_draining = True
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             await parts.table.emptied()
     parts.table.fail_all(lambda: Draining("the gateway shuts down", ErrorDetail(retry_after_s=1.0)))
-    await asyncio.gather(server.stop(CLOSE_GRACE_S), http.stop())
+    await asyncio.gather(*(server.stop(CLOSE_GRACE_S) for server in doors.servers), doors.http.stop())
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_MARGIN_S / 2):
             await parts.settler.drained()

@@ -1,14 +1,21 @@
 """The suite is told to stop, is killed, or is renewed process by process, while streams run."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from protos.admin.v1 import admin_pb2
+from protos.gateway.v1 import gateway_pb2
+from protos.worker.v1 import worker_pb2
+from services.chassis.grpc import create_channel
 from services.client import AsyncClient
 from services.domain.errors import Code, Draining, ServeError
 from tests.e2e.callers import Callers
@@ -20,6 +27,11 @@ from tests.e2e.waiting import until
 DRAIN_LIMIT_S = 30.0
 """Of each process; the gateway's is over before the workers' begins."""
 NUM_CALLERS = 16
+GATEWAY_SERVICE = gateway_pb2.DESCRIPTOR.services_by_name["GenerateService"].full_name
+ADMIN_SERVICE = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
+WORKER_SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 @pytest.fixture
@@ -94,6 +106,50 @@ async def test_told_to_stop_it_finishes_what_runs_and_says_to_the_rest_why_not(s
     )
     assert slow.launcher is not None
     assert slow.launcher.wait(60) == 0
+
+
+async def watch(port: int, service: str, seen: list[int]) -> None:
+    """Note every state that `grpc.health.v1` tells of a service, until its server is gone."""
+    async with create_channel(f"127.0.0.1:{port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        with contextlib.suppress(grpc.RpcError):
+            async for answer in stub.Watch(health_pb2.HealthCheckRequest(service=service)):
+                seen.append(answer.status)
+
+
+@pytest.mark.failure("B137")
+async def test_one_ctrl_c_lets_answers_end_shows_every_health_that_turns_and_leaves_no_process(
+    passing: Stack,
+) -> None:
+    ports = passing.ports
+    doors = {ports.gateway: GATEWAY_SERVICE, ports.admin: ADMIN_SERVICE, ports.worker(0): WORKER_SERVICE}
+    seen: dict[int, list[int]] = {port: [] for port in doors}
+    watching = [asyncio.create_task(watch(port, name, seen[port])) for port, name in doors.items()]
+    async with passing.client() as client:
+        stream = client.generate([7] * 30, max_output_tokens=400, ignore_eos=True)
+        texts = aiter(stream.text())
+        await anext(texts)
+
+        async def all_watched() -> bool:
+            return all(seen.values())
+
+        await until("all doors are watched", all_watched, limit_s=60)
+        family = passing.family()
+        passing.process("up").send_signal(signal.SIGINT)
+        async for _ in texts:
+            pass
+        assert stream.receipt is not None
+        assert stream.receipt.usage.output_tokens == 400
+    await until(
+        "no process is left",
+        lambda: none_alive(family),
+        limit_s=3 * DRAIN_LIMIT_S,
+        good=lambda alive: not alive,
+    )
+    assert passing.launcher is not None
+    assert await asyncio.to_thread(passing.launcher.wait, 60) == 0
+    await asyncio.wait_for(asyncio.gather(*watching), 60)
+    assert list(seen.values()) == [[SERVING, NOT_SERVING]] * 3
 
 
 async def test_killing_the_launcher_ends_everything_though_streams_run(passing: Stack) -> None:

@@ -37,8 +37,9 @@ async def admin_rig(redis_url: str, **options: Any) -> AsyncIterator[AdminRig]:
     """Start a gateway whose tenants are in a real Redis."""
     redis = connect(redis_url, limit_s=20.0)
     async with gateway_rig(tenant_log=RedisTenantLog(redis), **options) as rig:
-        server, port = build_admin_server(GatewayConfig(admin_port=0), rig.parts, DoorsTls())
+        server, health, port = build_admin_server(GatewayConfig(admin_port=0), rig.parts, DoorsTls())
         await server.start()
+        health.set_serving()
         channel = create_channel(f"127.0.0.1:{port}")
         try:
             yield AdminRig(rig, port, channel)

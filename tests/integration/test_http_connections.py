@@ -8,7 +8,7 @@ from functools import partial
 import orjson
 import pytest
 
-from gateway.__main__ import drain
+from gateway.__main__ import Doors, drain
 from gateway.http import server as http_server
 from gateway.http.server import HttpServer
 from services.chassis.fatal import BusyPort
@@ -89,11 +89,15 @@ async def test_a_draining_door_finishes_its_streams_and_sends_new_calls_away() -
         http.rig.worker.is_open.clear()
         stream = asyncio.create_task(http.post(stream=True))
         await http.rig.until(lambda: http.rig.worker.running)
-        health = HealthControl([])
-        draining = asyncio.create_task(drain(http.rig.parts, health, http.rig.server, http.server, 60))
+        healths = [HealthControl([]), HealthControl([])]
+        for health in healths:
+            health.set_serving()
+        doors = Doors(servers=[http.rig.server], healths=healths, http=http.server)
+        draining = asyncio.create_task(drain(http.rig.parts, doors, 60))
         await http.rig.until(lambda: http.rig.parts.generate.is_draining)
         refused = await http.post()
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "DRAINING")
+        assert [health.serving for health in healths] == [False, False]
         assert (refused.headers["retry-after"], refused.headers["connection"]) == ("1", "close")
         http.rig.worker.is_open.set()
         assert (await stream).text.endswith("[DONE]\n\n")
