@@ -1,5 +1,6 @@
 """Starts a suite for a measurement and reads what its processes have used. Nothing is measured here."""
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -41,8 +42,11 @@ class RunningSuite:
 
 
 @contextmanager
-def suite(*flags: str, config: str = "") -> Iterator[RunningSuite]:
+def suite(*flags: str, config: str = "", python_path: str = "") -> Iterator[RunningSuite]:
     """Run `quire up` with `flags` and the TOML text `config` until the block ends.
+
+    Args:
+        python_path: A folder that its processes look for modules in first.
 
     Raises:
         RuntimeError: It ended instead of becoming ready.
@@ -52,7 +56,9 @@ def suite(*flags: str, config: str = "") -> Iterator[RunningSuite]:
         path.write_text(config)
         command = [sys.executable, "-m", "services.cli", "up", "--port-offset", str(PORT_OFFSET)]
         command += ["--config", str(path), *flags]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+        paths = [python_path, os.environ.get("PYTHONPATH", "")]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as launcher:
             assert launcher.stdout is not None
             lines = []
             for line in launcher.stdout:

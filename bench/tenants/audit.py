@@ -1,13 +1,19 @@
-"""Many tenants with every limit on, racing clients that are killed, limits that are edited: was any exceeded?
+"""Many tenants with every limit on, racing gateways and a store that are killed, edits: was a limit exceeded?
 
-A real Valkey with the real scripts, clients in processes of their own (`audit_client`). All that the store
-did is read from its MONITOR (`audit_log`) and computed again afterwards (`audit_check`); then all of its keys
-are looked at for what is still reserved. Knows no threshold but the tenants' limits; nothing here is timed.
+A real Valkey with the real scripts; the quota halves of gateways in processes of their own (`audit_client`).
+All that the store did is read from its MONITOR (`audit_log`) and computed again afterwards (`audit_check`);
+then all of its keys are looked at for what is still reserved. An edit must be effective within a second of
+the store's clock. While the store is away nobody can hear of one, so it is not killed within a second of an
+edit; but edits come at once after it is back. Knows no threshold but this second and the tenants' limits.
 """
 
 import asyncio
+import math
 import random
 import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,18 +21,21 @@ from pathlib import Path
 from bench.tenants.audit_check import Report, check
 from bench.tenants.audit_client import MODEL
 from bench.tenants.audit_log import events
-from bench.tenants.audit_store import END, a_valkey, monitor, patiently
+from bench.tenants.audit_store import PATIENT_S, AuditedStore, audited_store, patiently
 from bench.tenants.audit_tenants import EDITABLE, edited, key_of, tenants
 from gateway.core.directory import Change, Kind, TenantDirectory
 from gateway.core.keys import key_to_document
+from gateway.stores.quota import ScopeUse
 from gateway.stores.quota_redis import RedisQuota
 from gateway.stores.tenants import RedisTenantLog
 from gateway.tenant_admin import TenantAdmin
 from gateway.tenant_feed import Edit, TenantFeed
-from services.chassis.redis import RedisStore
+from services.chassis.redis import RedisStore, connect
 from services.domain.generation import RequestClass
 from services.domain.tenant_document import tenant_to_document
 
+GRACE_S = 1.0
+"""Seconds of the store's clock after an edit in which it need not be effective."""
 AT_REST_S = 120.0
 """Seconds after which reservations that are still there are taken to stay."""
 
@@ -39,13 +48,17 @@ class Plan:
     num_tenants: int
     num_clients: int = 4
     num_kills: int = 1
-    """Of each client, each after an edit."""
+    """Of each client, by -9, each after an edit."""
     edits_each: int = 3
-    """Tenants edited before a kill."""
-    is_limited: bool = True
-    """False: the control, clients that send no limits."""
-    grace_s: float = 1.0
-    """Seconds after an edit in which it need not be effective."""
+    """Tenants edited before a kill, and after a restart."""
+    num_restarts: int = 1
+    """Of the store, by -9."""
+    without: tuple[str, ...] = ()
+    """A control: kinds of limit that clients do not send."""
+    is_deaf: bool = False
+    """A control: clients that follow no edit, and ask nearly all they ask a second after some."""
+    is_patient: bool = False
+    """Let a client that a starved machine kept from asking for the tenants in time judge by what it knew."""
 
 
 @dataclass(slots=True)
@@ -59,6 +72,9 @@ class Audit:
     """Requests that a client was told are admitted and that the store's log does not have."""
     num_edits: int
     num_kills: int
+    num_restarts: int
+    num_unknown: int
+    """Requests whose answer was lost."""
 
 
 @dataclass(slots=True)
@@ -66,30 +82,66 @@ class _Run:
     """What its parts share."""
 
     plan: Plan
-    url: str
+    store: AuditedStore
     redis: RedisStore
     feed: TenantFeed
     draw: random.Random = field(default_factory=lambda: random.Random(4))
-    told: set[str] = field(default_factory=set)
+    told: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Requests by their outcome."""
+    age_s: dict[str, float] = field(default_factory=dict)
+    """Of what a client knew of the tenants, by request."""
+    num_told: int = 0
     num_edits: int = 0
     num_kills: int = 0
+    edited_at: float = 0.0
+    editing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def restarts_at(self) -> list[int]:
+        """Return after how many requests the store is killed: evenly between them."""
+        parts = self.plan.num_restarts + 1
+        return [self.plan.num_requests * number // parts for number in range(1, parts)]
+
+    def grace_s(self, name: str) -> float:
+        if not self.plan.is_patient:
+            return GRACE_S
+        # Of one whose client was killed before it told, nobody knows how starved that was.
+        return max(GRACE_S, self.age_s.get(name, math.inf))
 
 
 async def audit(plan: Plan, folder: Path) -> Audit:
-    """Do it all; `folder` takes the server's socket and the log."""
-    async with a_valkey(folder) as (url, redis):
-        reader = await monitor(folder)
-        feed = TenantFeed(TenantDirectory(), RedisTenantLog(redis), dict)
-        await _declare(feed, plan.num_tenants)
-        run = _Run(plan, url, redis, feed)
+    """Do it all; `folder` takes the server's sockets, its file and the logs."""
+    async with audited_store(folder) as store:
+        redis = connect(store.url, limit_s=PATIENT_S)
+        run = _Run(plan, store, redis, TenantFeed(TenantDirectory(), RedisTenantLog(redis), dict))
+        await _declare(run.feed, plan.num_tenants)
         share = plan.num_requests // plan.num_clients
         await asyncio.gather(*(_client(run, f"c{number}", share) for number in range(plan.num_clients)))
         await _at_rest(run)
-        await redis.execute("ECHO", END)
-        with (await reader).open("rb") as lines:
-            report = check(events(lines), grace_s=plan.grace_s)
-        left = [*await _reserved(redis), *await _differences(run, report)]
-    return Audit(report, left, run.told - report.admitted, run.num_edits, run.num_kills)
+        left = await _reserved(redis)
+        spent = await _spent(run)
+        await redis.close()
+        await store.stop()
+        report = check(events(store.lines()), grace_s=run.grace_s)
+    left += [f"{name} is open" for name in sorted(report.open)] + _differences(spent, report)
+    return Audit(
+        report,
+        left,
+        run.told["admitted"] - report.admitted,
+        run.num_edits,
+        run.num_kills,
+        store.num_restarts,
+        len(run.told["unknown"]),
+    )
+
+
+async def _restart(run: _Run) -> None:
+    """Kill the store, bring it back, and edit tenants at once."""
+    async with run.editing:
+        await asyncio.sleep(max(0.0, run.edited_at + GRACE_S - time.monotonic()))
+        await run.store.stop()
+        await run.store.start()
+    await _edit(run)
 
 
 async def _declare(feed: TenantFeed, num_tenants: int) -> None:
@@ -110,9 +162,17 @@ async def _client(run: _Run, name: str, count: int) -> None:
     """Let one client ask `count` times; kill and replace it on its way, each time after an edit."""
     for boot in range(run.plan.num_kills + 1):
         kill_after = None if boot == run.plan.num_kills else count // 2
-        command = [sys.executable, "-m", "bench.tenants.audit_client", run.url, f"{name}-{boot}", str(count)]
+        command = [
+            sys.executable,
+            "-m",
+            "bench.tenants.audit_client",
+            run.store.url,
+            f"{name}-{boot}",
+            str(count),
+        ]
+        flags = ["--without", *run.plan.without, *(["--deaf"] if run.plan.is_deaf else [])]
         process = await asyncio.create_subprocess_exec(
-            *command, *([] if run.plan.is_limited else ["--unlimited"]), stdout=asyncio.subprocess.PIPE
+            *command, *flags, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
         assert process.stdout is not None
         num_lines = 0
@@ -120,10 +180,18 @@ async def _client(run: _Run, name: str, count: int) -> None:
             async for line in process.stdout:
                 if not line.endswith(b"\n"):
                     break  # It was killed within this line.
-                outcome, _, rest = line.decode().strip().partition(" ")
-                if outcome == "admitted":
-                    run.told.add(rest)
+                outcome, request, age_s = line.decode().split()
+                run.told[outcome].add(request)
+                run.age_s[request] = float(age_s)
+                run.num_told += 1
+                if run.num_told in run.restarts_at:
+                    await _restart(run)
                 num_lines += 1
+                if num_lines == 1 and run.plan.is_deaf:
+                    await _edit(run)
+                    await asyncio.sleep(GRACE_S)
+                    assert process.stdin is not None
+                    process.stdin.write(b"\n")
                 if num_lines == kill_after:
                     await _edit(run)
                     process.kill()
@@ -140,11 +208,13 @@ async def _client(run: _Run, name: str, count: int) -> None:
 
 async def _edit(run: _Run) -> None:
     admin = TenantAdmin(run.feed)
-    for _ in range(run.plan.edits_each):
-        tenant = run.draw.choice(sorted(run.feed.directory.book, key=lambda one: one.id))
-        document = edited(tenant, run.draw.choice((0.5, 0.8, 1.5, 2.0)))
-        await patiently(partial(admin.update, document, EDITABLE, etag="", who="audit"))
-        run.num_edits += 1
+    async with run.editing:
+        for _ in range(run.plan.edits_each):
+            tenant = run.draw.choice(sorted(run.feed.directory.book, key=lambda one: one.id))
+            document = edited(tenant, run.draw.choice((0.5, 0.8, 1.5, 2.0)))
+            await patiently(partial(admin.update, document, EDITABLE, etag="", who="audit"))
+            run.num_edits += 1
+        run.edited_at = time.monotonic()
 
 
 async def _at_rest(run: _Run) -> None:
@@ -184,21 +254,29 @@ async def _reserved(redis: RedisStore) -> list[str]:
     return left
 
 
-async def _differences(run: _Run, report: Report) -> list[str]:
-    """Return the scopes whose counters are not at rest, or not what was computed again."""
+async def _spent(run: _Run) -> dict[str, ScopeUse]:
+    """Return what the store has counted, by scope."""
     store, directory = RedisQuota(run.redis), run.feed.directory
-    left = [f"{name} is open" for name in sorted(report.open)]
+    found: dict[str, ScopeUse] = {}
     for tenant in directory.book:
         for request_class in RequestClass:
             key = directory.keys_of(tenant.id)[0]
             account = directory.book.account(
                 tenant.id, request_class=request_class, model=MODEL, key_id=key.id, key_limits=key.limits
             )
-            for scope, use in zip(account.scopes, await patiently(partial(store.use, account)), strict=True):
-                if (use.num_leases, use.reserved_tokens) != (0, 0):
-                    left.append(f"{scope.name} has {use.num_leases} leases, {use.reserved_tokens} tokens")
-                counters = report.counters.get(scope.name)
-                spent = 0 if counters is None else counters.charged[counters.latest[0]]
-                if not use.day_spent == use.day_charged == spent:
-                    left.append(f"{scope.name}: {use.day_spent} and {use.day_charged} are not {spent}")
+            uses = await patiently(partial(store.use, account))
+            found |= {scope.name: use for scope, use in zip(account.scopes, uses, strict=True)}
+    return found
+
+
+def _differences(spent: Mapping[str, ScopeUse], report: Report) -> list[str]:
+    """Return the scopes whose counters are not at rest, or not what was computed again."""
+    left = []
+    for name, use in spent.items():
+        if (use.num_leases, use.reserved_tokens) != (0, 0):
+            left.append(f"{name} has {use.num_leases} leases, {use.reserved_tokens} tokens")
+        counters = report.counters.get(name)
+        charged = 0 if counters is None else counters.charged[counters.latest[0]]
+        if not use.day_spent == use.day_charged == charged:
+            left.append(f"{name}: {use.day_spent} and {use.day_charged} are not {charged}")
     return left

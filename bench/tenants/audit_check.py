@@ -1,6 +1,6 @@
 """An offline checker: computes every limit again from what the store did, and finds what went beyond one.
 
-    every admission    is judged by limits that its tenant had at most `grace_s` before, at all its scopes;
+    every request      is judged by limits that its tenant had at most `grace_s` before, at all its scopes;
                        no choice, bucket, day, month or length goes beyond them
     every refusal      has a limit that the request would have gone beyond, so nothing here is lenient
     every reservation  ends once; none before its lease does, and none comes back after it was settled
@@ -12,7 +12,7 @@ it, and refills at the old rate. Pure: knows no store, reads no clock. What a re
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.tenants.audit_counters import Counters, Period, amounts_of
@@ -109,14 +109,15 @@ class _Reservation:
     state: str = "open"
 
 
-def check(events: Iterable[Event], *, grace_s: float) -> Report:
+def check(events: Iterable[Event], *, grace_s: Callable[[str], float]) -> Report:
     """Compute everything again and report what must not be.
 
     Args:
         events: In the store's order, beginning with the tenants.
-        grace_s: How long after an edit requests may still be judged by what was before.
+        grace_s: How long after an edit, by the store's clock, a request of this id may still be judged by
+            what was before.
     """
-    audit = _Audit(grace_s * 1000)
+    audit = _Audit(grace_s)
     for event in events:
         match event:
             case Edited():
@@ -137,10 +138,10 @@ def check(events: Iterable[Event], *, grace_s: float) -> Report:
 class _Audit:
     """State between two events."""
 
-    def __init__(self, grace_ms: float) -> None:
+    def __init__(self, grace_s: Callable[[str], float]) -> None:
         self.report = Report()
         self.reservations: dict[str, _Reservation] = {}
-        self._grace_ms = grace_ms
+        self._grace_s = grace_s
         self._ended: set[str] = set()
         """Settled without having been admitted."""
         self._versions: list[Version] = [Version(0, {}, {})]
@@ -230,10 +231,10 @@ class _Audit:
 
     def _judged_by(self, event: Asked) -> tuple[Version, Mapping[str, Bounds]]:
         """Return the newest version whose limits a request was judged by, and those limits."""
-        replaced_ms = None
+        replaced_ms, grace_ms = None, 1000 * self._grace_s(event.id)
         for number in range(len(self._versions) - 1, 0, -1):
             lag_ms = 0 if replaced_ms is None else event.at_ms - replaced_ms
-            if lag_ms > self._grace_ms:
+            if lag_ms > grace_ms:
                 break
             version = self._versions[number]
             if version.knows(event) and version.bounds(event) == event.bounds:

@@ -1,13 +1,18 @@
 """A gateway's quota half, for the audit: follows the tenants, checks lengths, reserves, renews and settles.
 
 Run by `audit`, in several processes that may be killed at any time:
-`python -m bench.tenants.audit_client URL NAME COUNT [--unlimited]`. Prints one line for each request whose
-outcome it knows. With `--unlimited` it sends no limits and checks no lengths: that is the audit's control.
+`python -m bench.tenants.audit_client URL NAME COUNT [--without KIND ...] [--deaf]`. Prints one line for each
+request whose outcome it knows: the outcome, its id, and how many seconds before its end the tenants were last
+asked for. Controls: without a kind of limit it sends none of it; deaf it follows no edit, and after its first
+request it waits for a line before it goes on.
 """
 
 import argparse
 import asyncio
 import random
+import sys
+import time
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from bench.tenants.audit_store import PATIENT_S, patiently
@@ -20,7 +25,8 @@ from gateway.stores.quota import Reservation, Running, Settlement
 from gateway.stores.quota_redis import RedisQuota
 from gateway.stores.tenants import RedisTenantLog
 from gateway.tenant_feed import TenantFeed
-from services.chassis.redis import connect
+from services.chassis.logging import configure_logging
+from services.chassis.redis import RedisStore, connect
 from services.domain.bands import Bands
 from services.domain.capacity import Capacity
 from services.domain.errors import DependencyDown, InvalidField, QuotaExceeded
@@ -36,6 +42,17 @@ MOST_PROMPT, MOST_OUTPUT = 200, 150
 LONGEST_S = 0.03
 STUCK_SHARE = 0.02
 """Of the requests, whose leases nobody renews and that end after them."""
+CAPS = "caps"
+FIELDS = {
+    "concurrency": "max_concurrency",
+    "requests": "requests_per_minute",
+    "tokens": "tokens_per_minute",
+    "prompt_tokens": "prompt_tokens_per_minute",
+    "output_tokens": "output_tokens_per_minute",
+    "daily": "daily",
+    "monthly": "monthly",
+}
+"""Kinds of limit by the field of `Limits` that is none without it; beside them `CAPS`."""
 
 _PROFILE = ModelProfile(
     vocab_size=100,
@@ -47,16 +64,37 @@ _PROFILE = ModelProfile(
 )
 
 
+class Following(TenantFeed):
+    """A feed that knows how old what it knows is."""
+
+    asked_at = 0.0
+    """When the last answer was asked for."""
+
+    async def refresh(self) -> None:
+        began = time.monotonic()
+        await super().refresh()
+        self.asked_at = began
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self.asked_at
+
+
 @dataclass(slots=True, kw_only=True)
 class Client:
     """One process' requests."""
 
     name: str
+    redis: RedisStore
     store: RedisQuota
     settler: Settler
-    directory: TenantDirectory
-    is_limited: bool
+    feed: Following
+    without: Collection[str]
     running: dict[RequestId, Running]
+
+    @property
+    def directory(self) -> TenantDirectory:
+        return self.feed.directory
 
     async def request(self, number: int) -> None:
         """Ask once, run for a moment, settle."""
@@ -69,21 +107,23 @@ class Client:
             # The first one of all is admitted whatever the limits are, and its lease runs out.
             prompt = output = n = 1
         asked = GenerationRequest(model=MODEL, token_ids=(1,), num_choices=n, max_output_tokens=output)
+        name = RequestId(f"{self.name}-{number}")
         try:
-            wanted = self._reservation(RequestId(f"{self.name}-{number}"), asked, tenant, prompt)
+            wanted = self._reservation(name, asked, tenant, prompt)
         except InvalidField:
-            print("refused", flush=True)
+            self._tell("too_long", name)
             return
         try:
             await self.store.reserve(wanted)
         except QuotaExceeded:
-            print("refused", flush=True)
+            self._tell("refused", name)
             return
         except DependencyDown:
             self._settle(wanted, 0)  # It may be reserved all the same.
-            print("unknown", flush=True)
+            self._tell("unknown", name)
+            await patiently(lambda: self.redis.execute("PING"))
             return
-        print("admitted", wanted.id, flush=True)
+        self._tell("admitted", name)
         used = draw.randint(0, wanted.output_tokens)
         if number == 0 or draw.random() < STUCK_SHARE:
             await asyncio.sleep(1.2 * LEASE_S)
@@ -92,6 +132,9 @@ class Client:
             await asyncio.sleep(draw.uniform(0, LONGEST_S))
             del self.running[wanted.id]
         self._settle(wanted, used)
+
+    def _tell(self, outcome: str, name: RequestId) -> None:
+        print(outcome, name, f"{self.feed.age_s:.3f}", flush=True)
 
     def _settle(self, wanted: Reservation, used: int) -> None:
         prompt = wanted.prompt_tokens if used else 0
@@ -109,7 +152,7 @@ class Client:
         Raises:
             InvalidField: It is longer than the tenant may ask for.
         """
-        if self.is_limited:
+        if CAPS not in self.without:
             options = check(asked, tenant, _PROFILE, 0, Bands())
             check_prompt(asked, tenant, options, _PROFILE, prompt)
         key = self.directory.keys_of(tenant.id)[0]
@@ -125,31 +168,33 @@ class Client:
         assert asked.max_output_tokens is not None
         return Reservation(
             id=name,
-            account=account if self.is_limited else _unlimited(account),
+            account=_without(account, self.without),
             num_choices=asked.num_choices,
             prompt_tokens=prompt,
             output_tokens=asked.num_choices * asked.max_output_tokens,
         )
 
 
-def _unlimited(account: Account) -> Account:
-    return replace(account, scopes=tuple(replace(one, limits=Limits()) for one in account.scopes))
+def _without(account: Account, kinds: Collection[str]) -> Account:
+    """Return what is charged and judged by none of some kinds of limit."""
+    nothing = {FIELDS[kind]: None for kind in kinds if kind != CAPS}
+    scopes = (replace(one, limits=_limits(one.limits, nothing)) for one in account.scopes)
+    return replace(account, scopes=tuple(scopes))
 
 
-async def main(url: str, name: str, count: int, *, is_limited: bool) -> None:
+def _limits(limits: Limits, changed: dict[str, None]) -> Limits:
+    return replace(limits, **changed)  # type: ignore[arg-type]
+
+
+async def main(url: str, name: str, count: int, *, without: Collection[str], is_deaf: bool) -> None:
     redis = connect(url, limit_s=PATIENT_S)
-    feed = TenantFeed(TenantDirectory(), RedisTenantLog(redis), dict)
+    feed = Following(TenantDirectory(), RedisTenantLog(redis), dict)
     await patiently(feed.refresh)
     store = RedisQuota(redis, lease_s=LEASE_S)
     running: dict[RequestId, Running] = {}
     settler = Settler(store, lambda _: list(running.values()), lambda _: None)
     client = Client(
-        name=name,
-        store=store,
-        settler=settler,
-        directory=feed.directory,
-        is_limited=is_limited,
-        running=running,
+        name=name, redis=redis, store=store, settler=settler, feed=feed, without=without, running=running
     )
     at_once = asyncio.Semaphore(NUM_AT_ONCE)
 
@@ -158,8 +203,13 @@ async def main(url: str, name: str, count: int, *, is_limited: bool) -> None:
             await client.request(number)
 
     async with asyncio.TaskGroup() as group:
-        beside = [group.create_task(feed.run()), group.create_task(settler.run())]
-        await asyncio.gather(*(one(number) for number in range(count)))
+        beside = [group.create_task(settler.run())]
+        if not is_deaf:
+            beside.append(group.create_task(feed.run()))
+        if is_deaf:
+            await one(0)
+            await asyncio.to_thread(sys.stdin.readline)
+        await asyncio.gather(*(one(number) for number in range(int(is_deaf), count)))
         await settler.drained()
         for task in beside:
             task.cancel()
@@ -171,6 +221,8 @@ if __name__ == "__main__":
     parser.add_argument("url")
     parser.add_argument("name")
     parser.add_argument("count", type=int)
-    parser.add_argument("--unlimited", action="store_true")
+    parser.add_argument("--without", nargs="*", default=[], choices=[*FIELDS, CAPS])
+    parser.add_argument("--deaf", action="store_true")
     given = parser.parse_args()
-    asyncio.run(main(given.url, given.name, given.count, is_limited=not given.unlimited))
+    configure_logging("audit", level="error")  # Beside the answers, not among them.
+    asyncio.run(main(given.url, given.name, given.count, without=given.without, is_deaf=given.deaf))

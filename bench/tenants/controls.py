@@ -3,10 +3,13 @@
 Where the policy decides (long behind short, floors of bands) the table's other rows have FIFO beside ours.
 """
 
+from collections.abc import AsyncIterator
+
 from bench.tenants.check import Check
 from bench.tenants.doors import audit, budget_end, key_rotation, live_edit
 from bench.tenants.faults import breaker, quarantine, strangers
 from bench.tenants.ladder import beside_a_flood, every_step
+from bench.tenants.table import Row, check_row
 
 CHECKS: dict[str, Check] = {
     "ladder, requests that felt each step": every_step,
@@ -21,11 +24,7 @@ CHECKS: dict[str, Check] = {
 }
 
 
-async def rows() -> list[tuple[str, list[str]]]:
-    """Run every check without its feature and with it; return what to print."""
-    found = []
+async def rows() -> AsyncIterator[Row]:
+    """Run every check without its feature and with it."""
     for what, check in CHECKS.items():
-        without, with_it = await check(False), await check(True)
-        verdicts = [f"{one.told} {'ok' if one.holds else 'NO'}" for one in (without, with_it)]
-        found.append((what, verdicts))
-    return found
+        yield check_row(what, await check(False), await check(True))

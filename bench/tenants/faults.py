@@ -3,6 +3,8 @@
 Counts what was served; measures no time. Knows nothing of tenants' limits.
 """
 
+import contextlib
+import io
 import tempfile
 from pathlib import Path
 
@@ -54,7 +56,9 @@ async def quarantine(is_on: bool) -> Outcome:
 async def strangers(is_on: bool) -> Outcome:
     """At a door with mTLS only the roles that it is for get in; the control is that door in plain text."""
     with tempfile.TemporaryDirectory() as name:
-        folder = make_certs(Path(name) / "certs")
+        with contextlib.redirect_stdout(io.StringIO()):  # It says what it made.
+            folder = make_certs(Path(name) / "certs")
+            other = foreign(folder, f"{OPERATOR}.quire.internal", Path(name) / "other")
         tls = Tls(files(folder, "scheduler"), "scheduler") if is_on else None
         server = create_server(interceptors=[ErrorInterceptor(), *peers_only(tls, "gateway", OPERATOR)])
         health = add_health_and_reflection(server, [])
@@ -72,7 +76,7 @@ async def strangers(is_on: bool) -> Outcome:
         try:
             unknown = (
                 None,
-                foreign(folder, f"{OPERATOR}.quire.internal", Path(name) / "other"),
+                other,
                 expired(folder, f"{OPERATOR}.quire.internal", Path(name)),
                 files(folder, TEAM),
                 files(folder, "worker"),

@@ -67,9 +67,11 @@ class Shares:
 
     services: tuple[float, ...]
     weights: tuple[float, ...]
-    largest_gap: float
-    """Most that the service by weight of two tenants ever differed."""
-    bound: float
+    largest_part: float
+    """Most that the service by weight of two tenants ever differed between any two instants, as a part of the
+    bound that `fair_queue` derives for these two: 1 is all of it."""
+    times_bound: float
+    """Service of the smallest share, as a multiple of the largest of these bounds."""
 
     @property
     def worst_error(self) -> float:
@@ -89,6 +91,12 @@ OF_BOTH_CLASSES = (
     Ask(tenant="b", num_prompt_tokens=256, num_output_tokens=32, weight=4.0),
     Ask(tenant="c", num_prompt_tokens=3072, num_output_tokens=32, weight=2.0),
 )
+MIXED = (
+    Ask(tenant="a", num_prompt_tokens=3072, num_output_tokens=32, prefix_tokens=2560, weight=1.0),
+    Ask(tenant="b", num_prompt_tokens=256, num_output_tokens=96, weight=2.0),
+    Ask(tenant="c", num_prompt_tokens=2560, num_output_tokens=32, prefix_tokens=512, weight=4.0),
+)
+"""Of both classes and other hit rates."""
 
 
 def weighted(
@@ -111,21 +119,25 @@ def weighted(
     most = [
         (2 * ask.num_prompt_tokens + 2 * world.seats * ask.num_output_tokens) / ask.weight for ask in asks
     ]
-    bound = 2 * quantum + sum(sorted(most)[-2:])
-    largest = 0.0
-    began: list[float] | None = None
+    pairs = list(itertools.combinations(range(len(asks)), 2))
+    bounds = [2 * quantum + most[one] + most[other] for one, other in pairs]
+    lowest, highest = [0.0] * len(pairs), [0.0] * len(pairs)
 
     def looked() -> bool:
-        nonlocal largest, began
         now = [world.used[ask.tenant].service / ask.weight for ask in asks]
-        began = began or now
-        gained = [at - start for at, start in zip(now, began, strict=True)]
-        largest = max(largest, max(gained) - min(gained))
-        return min(gained) * min(ask.weight for ask in asks) >= times_bound * bound
+        for place, (one, other) in enumerate(pairs):
+            # Two instants may be any: what counts is the range of the difference, not the difference.
+            lowest[place] = min(lowest[place], now[one] - now[other])
+            highest[place] = max(highest[place], now[one] - now[other])
+        return smallest() >= times_bound
+
+    def smallest() -> float:
+        return min(world.used[ask.tenant].service for ask in asks) / max(bounds)
 
     world.run_until(most_s, looked)
+    parts = [(most - least) / bound for most, least, bound in zip(highest, lowest, bounds, strict=True)]
     services = tuple(world.used[ask.tenant].service for ask in asks)
-    return Shares(services, tuple(ask.weight for ask in asks), largest, bound)
+    return Shares(services, tuple(ask.weight for ask in asks), max(parts), smallest())
 
 
 def locality(policy: QueuePolicy, *, num_tenants: int = 16, num_requests: int = 800) -> float:

@@ -2,19 +2,23 @@
 
 Each round A asks a prompt that nobody asked before; then B asks that prompt and one that nobody asked, in
 random order, and notes the time to the first token of both. An attacker tells them apart no better than by
-chance if the area under the curve (AUC) is 0.5. The control lets A itself ask again: there the cache must
-show. Real processes with a sim worker, whose prefill takes time for each token that is not cached. What may
-be told by fields instead of times is `tests/e2e/test_side_channel.py`'s.
+chance if the area under the curve (AUC) is 0.5. The control is a gateway that salts no tenant's blocks: there
+the cache must show. Real processes with a sim worker, whose prefill takes time for each token that is not
+cached. What may be told by fields instead of times is `tests/e2e/test_side_channel.py`'s.
 """
 
 import math
 import random
+import tempfile
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from bench.suite import suite
+from bench.tenants.check import Outcome
+from bench.tenants.table import Row, check_row
 from services.client import AsyncClient, Delta, Finished, Receipt
 
 MODEL = "smollm2-135m-instruct"
@@ -34,6 +38,15 @@ key = "{KEYS["a"]}"
 id = "b"
 key = "{KEYS["b"]}"
 """
+
+UNSALTED = """
+import sys
+if "gateway" in sys.orig_argv:
+    from gateway.core.auth import Authenticator
+    Authenticator.salt_of = lambda self, tenant, cache_salt: b""
+"""
+"""What Python runs first in every process of the control: tenants share what is cached."""
+MOST_SIGMA = 3.0
 
 
 @dataclass(slots=True)
@@ -90,13 +103,27 @@ async def guess(target: str, guesser: str, num_rounds: int, *, seed: int) -> Gue
     return seen
 
 
-async def side_channel(num_rounds: int) -> dict[str, Guesses]:
-    """Return what another tenant sees, and what the tenant itself does."""
+def judged(seen: Guesses) -> tuple[Outcome, Outcome]:
+    """Say whether no guess had cached tokens, and whether times tell no more than chance does."""
+    apart = abs(seen.auc - 0.5) / seen.sigma
+    return (
+        Outcome(seen.num_cached == 0, f"{seen.num_cached} of {len(seen.known)}"),
+        Outcome(apart <= MOST_SIGMA, f"{seen.auc:.3f}, {apart:.1f} sigma"),
+    )
+
+
+async def rows(num_rounds: int) -> list[Row]:
+    """Let one tenant guess another one's prompts with and without a salt for each tenant."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "sitecustomize.py").write_text(UNSALTED)
+        with suite("--sim", config=CONFIG, python_path=folder) as running:
+            off = judged(await guess(running.gateway, "b", num_rounds, seed=2))
     with suite("--sim", config=CONFIG) as running:
-        return {
-            "another tenant": await guess(running.gateway, "b", num_rounds, seed=1),
-            "control, the same tenant": await guess(running.gateway, "a", num_rounds, seed=2),
-        }
+        on = judged(await guess(running.gateway, "b", num_rounds, seed=1))
+    return [
+        check_row("another tenant's prompts guessed: with cached tokens", off[0], on[0], "0"),
+        check_row("  TTFT beside fresh prompts', AUC", off[1], on[1], f"0.5 within {MOST_SIGMA:.0f} sigma"),
+    ]
 
 
 def _a_prompt(draw: random.Random) -> list[int]:

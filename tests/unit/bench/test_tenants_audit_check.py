@@ -65,8 +65,12 @@ def settled(name: str = "r", *, at: int = 0, prompt: int = 10, output: int = 0) 
     return Settled(at_ms=AT + at, id=name, prompt_tokens=prompt, output_tokens=output)
 
 
-def kinds(*events: Event, grace_s: float = 1.0) -> list[str]:
-    return [one.kind for one in check(events, grace_s=grace_s).findings]
+def a_second(name: str) -> float:
+    return 1.0
+
+
+def kinds(*events: Event) -> list[str]:
+    return [one.kind for one in check(events, grace_s=a_second).findings]
 
 
 TIGHT: dict[str, Mapping[str, Any]] = {
@@ -85,10 +89,10 @@ TIGHT: dict[str, Mapping[str, Any]] = {
 def test_an_admission_beyond_a_limit_is_found_at_every_scope(kind: str, scope: str) -> None:
     limits = TIGHT[kind]
     first = (a_tenant(scope, limits), asked(scope, limits, "one"))
-    report = check((*first, asked(scope, limits, "two")), grace_s=1.0)
+    report = check((*first, asked(scope, limits, "two")), grace_s=a_second)
     assert [(one.kind, one.where, one.request) for one in report.findings] == [(kind, scope, "two")]
     assert kinds(*first) == []
-    refused = check((*first, asked(scope, limits, "two", admitted=False)), grace_s=1.0)
+    refused = check((*first, asked(scope, limits, "two", admitted=False)), grace_s=a_second)
     assert refused.findings == []
     assert refused.refused == {kind: 1}
 
@@ -196,7 +200,7 @@ def test_a_second_end_a_second_beginning_and_work_without_one_are_found() -> Non
 
 def test_what_never_ended_is_told() -> None:
     scope: tuple[str, Mapping[str, Any]] = (SCOPES[0], {})
-    report: Report = check((a_tenant(*scope), asked(*scope, "one"), asked(*scope, "two")), grace_s=1.0)
+    report: Report = check((a_tenant(*scope), asked(*scope, "one"), asked(*scope, "two")), grace_s=a_second)
     assert report.open == {"one", "two"}
     assert report.counters["parent/org"].held == 2
     assert report.counters["parent/org"].reserved == 200
