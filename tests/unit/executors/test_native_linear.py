@@ -19,8 +19,8 @@ from tests.unit.executors.linear_probe import (
 )
 from worker.executors.native.library import Compute, WeightKind
 
-pytestmark = pytest.mark.timeout(600)
-"""The first test of an instruction set compiles it."""
+pytestmark = pytest.mark.timeout(1800)
+"""The first test of an instruction set compiles it; of NEON, a C++ library as well."""
 
 FLOATS = [WeightKind.F32, WeightKind.BF16, WeightKind.F16]
 U4, U8 = WeightKind.U4, WeightKind.U8

@@ -8,8 +8,8 @@ import pytest
 from tests.unit.executors.linear_probe import Run, Weight, ask, make_codes, make_floats, make_x
 from worker.executors.native.library import Compute, WeightKind
 
-pytestmark = pytest.mark.timeout(600)
-"""The first test of an instruction set compiles it."""
+pytestmark = pytest.mark.timeout(1800)
+"""The first test of an instruction set compiles it; of NEON, a C++ library as well."""
 
 U4, U8 = WeightKind.U4, WeightKind.U8
 COLS = 1152
