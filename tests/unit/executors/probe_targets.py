@@ -1,8 +1,8 @@
 """Compiles small programs around native sources: for this machine, and for those that it can only imitate.
 
-AVX512 and VNNI instructions are emulated by SIMDe's headers; NEON code is cross-compiled by Zig's clang and run
-by qemu. All three are development dependencies on Linux x86-64; on other machines what needs them is skipped by
-name. Knows compilers; knows nothing of what is compiled.
+AVX512 and VNNI instructions are emulated by SIMDe's headers; NEON code is cross-compiled by Zig's clang and
+run by qemu. All three are development dependencies on Linux x86-64; on other machines what needs them is
+skipped by name. Knows compilers; knows nothing of what is compiled.
 """
 
 import platform
@@ -31,8 +31,8 @@ PROGRAMS = [
 def probe_command(folder: Path, name: str, probe: Path, sources: Sequence[str]) -> list[str]:
     """Return the command that runs a probe, made in `folder` unless it is there.
 
-    For this machine the probe is linked with the library that a worker loads. For others it is compiled with the
-    sources, for an emulator or with emulated instructions; on a machine that has neither the test is skipped.
+    For this machine the probe is linked with the library that a worker loads. For others it is compiled with
+    the sources, for an emulator or with emulated instructions; on a machine without them the test is skipped.
 
     Args:
         probe: The program's own source.
