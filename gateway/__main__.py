@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import grpc
 import structlog
 
 from gateway.admin_service import SERVICE_NAME as ADMIN_SERVICE_NAME
 from gateway.admin_service import AdminService
+from gateway.backlog import Backlog
 from gateway.config import GatewayConfig, directory_of, load_config
 from gateway.doors_tls import DoorsTls, load_doors_tls
 from gateway.generate import GenerateSettings, new_request_id
@@ -24,6 +26,7 @@ from gateway.http.app import build_app
 from gateway.http.server import HttpServer
 from gateway.models import LocalModel, load_model
 from gateway.service import SERVICE_NAME, GatewayService
+from gateway.stores.journal import Journal
 from gateway.stores.quota_redis import RedisQuota
 from gateway.stores.tenants import RedisTenantLog
 from gateway.wiring import Parts, build_parts
@@ -87,6 +90,7 @@ async def serve(config: GatewayConfig, declared: DeclaredTenants, tls: DoorsTls,
             retry_percent=config.retry_percent,
         ),
         tls=tls.inside,
+        backlog=open_backlog(config.journal),
     )
     server, health, port, certificate_port = build_server(config, parts, tls)
     admin, admin_health, admin_port = build_admin_server(config, parts, tls)
@@ -127,6 +131,19 @@ async def serve(config: GatewayConfig, declared: DeclaredTenants, tls: DoorsTls,
     await redis.close()
     await background.close()
     executor.shutdown(wait=False, cancel_futures=True)
+
+
+def open_backlog(folder: Path | None) -> Backlog:
+    """Return where settlements wait.
+
+    Raises:
+        FatalError: `folder` cannot be used.
+    """
+    boot = secrets.token_hex(8)
+    try:
+        return Backlog(boot, None if folder is None else Journal(folder.expanduser(), boot))
+    except OSError as exc:
+        raise FatalError(f"gateway: journal {folder} cannot be written: {exc.strerror}") from exc
 
 
 def load_models(config: GatewayConfig) -> list[LocalModel]:

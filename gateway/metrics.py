@@ -91,17 +91,15 @@ class GatewayMetrics:
             "quire_settlements_pending", "Settlements that the store does not have yet"
         )
         self._lost = metrics.counter(
-            "quire_settlements_lost_total",
-            "Settlements given up after an outage: more than are kept (full), or perhaps made (unknown)",
-            ("reason",),
+            "quire_settlements_lost_total", "Settlements given up in an outage: more than are kept"
         )
 
     def tokenized(self, seconds: float) -> None:
         self._tokenize.observe(seconds)
 
-    def settlement_lost(self, reason: str) -> None:
+    def settlement_lost(self) -> None:
         """Once for every settlement that is given up."""
-        self._lost.add(1, reason)
+        self._lost.add(1)
 
     def wished_again(self, granted: bool) -> None:
         """Once for every attempt that failed and may be followed by another one."""

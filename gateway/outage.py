@@ -4,13 +4,12 @@ Wraps a store and keeps count of what it admitted without it, until the store kn
 while the store answers, its word is final.
 """
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.core.limit_status import LimitStatus
 from gateway.stores.quota import (
-    REMEMBER_S,
+    Batch,
     QuotaStore,
     Reservation,
     Running,
@@ -33,7 +32,6 @@ class _Grant:
     num_choices: int
     tokens: int
     """Worst case while it runs, then as used."""
-    ended_at: float | None = None
 
 
 class OutagePolicy:
@@ -43,14 +41,10 @@ class OutagePolicy:
     passes its limits by at most `gateways * allowance`, however long an outage is and however often it comes.
     A renewal or settlement that comes through tells the store, which then charges it like any other request;
     what the allowance held for it is free again.
-
-    Args:
-        clock: Monotonic seconds.
     """
 
-    def __init__(self, store: QuotaStore, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: QuotaStore) -> None:
         self._store = store
-        self._clock = clock
         self._grants: dict[RequestId, _Grant] = {}
 
     @property
@@ -67,13 +61,24 @@ class OutagePolicy:
             self._grant(reservation)
             return LimitStatus()
 
+    def ended(self, settlement: Settlement) -> None:
+        """A request has ended, whatever the store knows: only what it used counts from now on."""
+        grant = self._grants.get(settlement.id)
+        if grant is not None:
+            grant.num_choices, grant.tokens = 0, settlement.num_tokens
+
+    def lost(self, settlement: Settlement) -> None:
+        """The store will never hear of it."""
+        self._grants.pop(settlement.id, None)
+
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        for one in settlements:
-            grant = self._grants.get(one.id)
-            if grant is not None and grant.ended_at is None:
-                grant.num_choices, grant.tokens, grant.ended_at = 0, one.num_tokens, self._clock()
         await self._store.settle(settlements)
         for one in settlements:
+            self._grants.pop(one.id, None)
+
+    async def settle_batch(self, batch: Batch) -> None:
+        await self._store.settle_batch(batch)
+        for one in batch.settlements:
             self._grants.pop(one.id, None)
 
     async def renew(self, running: Sequence[Running]) -> Mapping[ScopeKey, Spent]:
@@ -97,12 +102,8 @@ class OutagePolicy:
         Raises:
             DependencyDown: It is used up.
         """
-        account, now = reservation.account, self._clock()
+        account = reservation.account
         assert account.allowance is not None
-        for request_id, grant in list(self._grants.items()):
-            # Given up by whoever settles: the store will never hear of it.
-            if grant.ended_at is not None and now - grant.ended_at > REMEMBER_S:
-                del self._grants[request_id]
         mine = [grant for grant in self._grants.values() if grant.tenant == account.tenant]
         num_choices = sum(grant.num_choices for grant in mine) + reservation.num_choices
         tokens = sum(grant.tokens for grant in mine) + reservation.num_tokens

@@ -4,6 +4,7 @@ Decides nothing and starts nothing but background tasks.
 """
 
 import asyncio
+import secrets
 import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Executor
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from gateway.backlog import Backlog
 from gateway.budget_degradation import BudgetDegradation
 from gateway.budget_enforcement import BudgetEnforcement
 from gateway.budget_warnings import BudgetWarnings
@@ -28,7 +30,7 @@ from gateway.outage import OutagePolicy
 from gateway.prompts import PromptEncoder
 from gateway.queries import Queries
 from gateway.settler import Settler
-from gateway.stores.quota import QuotaStore
+from gateway.stores.quota import QuotaStore, Settlement
 from gateway.stores.tenants import TenantLog
 from gateway.tenant_admin import TenantAdmin
 from gateway.tenant_feed import TenantFeed
@@ -106,8 +108,13 @@ def build_parts(
     max_live: int = 4096,
     settings: GenerateSettings = GenerateSettings(),  # noqa: B008 (frozen)
     tls: Tls | None = None,
+    backlog: Backlog | None = None,
 ) -> Parts:
-    """Build everything and start the links and the settler."""
+    """Build everything and start the links and the settler.
+
+    Args:
+        backlog: Where settlements wait; None: in memory only.
+    """
     gateway_metrics = GatewayMetrics(metrics)
     auth = Authenticator(tenants, server_key, time.time)
     changed = asyncio.Event()
@@ -119,7 +126,7 @@ def build_parts(
     table = LiveTable(max_live)
     store = OutagePolicy(quota)
     budgets = BudgetEnforcement(table)
-    settler = Settler(store, budgets.running, budgets.enforce, gateway_metrics.settlement_lost)
+    settler = _settler(store, backlog or Backlog(secrets.token_hex(8)), budgets, gateway_metrics)
     host.spawn(settler.run(), name="settler")
     limits = LimitLookup(auth=auth, quota=quota)
     generate = Generate(
@@ -159,6 +166,16 @@ def build_parts(
         table=table,
         changed=changed,
     )
+
+
+def _settler(
+    store: OutagePolicy, backlog: Backlog, budgets: BudgetEnforcement, metrics: GatewayMetrics
+) -> Settler:
+    def on_lost(settlement: Settlement) -> None:
+        store.lost(settlement)
+        metrics.settlement_lost()
+
+    return Settler(store, backlog, budgets.running, budgets.enforce, on_ended=store.ended, on_lost=on_lost)
 
 
 def _scheduler_link(

@@ -9,6 +9,7 @@ request it waits for a line before it goes on.
 
 import argparse
 import asyncio
+import os
 import random
 import sys
 import time
@@ -16,6 +17,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from bench.tenants.audit_store import PATIENT_S, patiently
+from gateway.backlog import Backlog
 from gateway.core.directory import TenantDirectory
 from gateway.core.lengths import check_prompt, class_of
 from gateway.core.request import GenerationRequest
@@ -192,7 +194,9 @@ async def main(url: str, name: str, count: int, *, without: Collection[str], is_
     await patiently(feed.refresh)
     store = RedisQuota(redis, lease_s=LEASE_S)
     running: dict[RequestId, Running] = {}
-    settler = Settler(store, lambda _: list(running.values()), lambda _: None)
+    settler = Settler(
+        store, Backlog(f"{name}-{os.getpid()}"), lambda _: list(running.values()), lambda _: None
+    )
     client = Client(
         name=name, redis=redis, store=store, settler=settler, feed=feed, without=without, running=running
     )

@@ -128,7 +128,7 @@ def _settled(
     keys: Sequence[bytes], arguments: Sequence[bytes], effects: Sequence[Arguments], now: int | None
 ) -> Iterator[Event]:
     done = {one[2] for one in effects if one[0] == b"HSET" and one[-1] == b"s"}
-    for start in range(1, len(arguments), _SETTLE_ITEM):
+    for start in range(2, len(arguments), _SETTLE_ITEM):
         name, prompt, output = arguments[start : start + 3]
         if name in done:
             assert now is not None, "a settlement looks for ended leases first"

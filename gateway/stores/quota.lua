@@ -1,14 +1,14 @@
 -- Quotas below one organisation: one call checks or changes all scopes of a request, or none.
 -- All keys carry the organisation's hash tag, all time is the server's, every operation is idempotent by id.
--- The lines of quota_counters.lua and quota_usage.lua stand before these, and REMEMBER_MS: for how long after its
--- end an id stays known.
+-- The lines of quota_counters.lua, quota_usage.lua and quota_batches.lua stand before these, and REMEMBER_MS: for how
+-- long after its end an id stays known.
 --
 -- KEYS 1 leases       zset  id -> end of the lease (ms)
 --      2 reservations hash  id -> packed record while open, 'e' its lease ran out, 's' settled (tombstone)
 --      3 ended        zset  id -> when it stopped being open (ms), to forget it later
 --      4 counters     hash  scope -> packed counter
---      5.. reserve: the idempotency key, the tenant's usage; settle: idempotency key, ending key and usage of each
---      item; usage: the tenant's
+--      5.. reserve: the idempotency key, the tenant's usage; settle: the mark of the batches, then idempotency key,
+--      ending key and usage of each item; usage: the tenant's
 -- ARGV 1 operation; the rest is told where it is read
 --
 -- record: { n, prompt, output, used, scope, day, month, scope, day, month, ... }
@@ -191,14 +191,17 @@ function operations.reserve()
   return { 'ok', limit_status(names) }
 end
 
--- Items of id, prompt, output (both as used), has key (0/1), ending, scopes, field of the usage, cached tokens,
--- page-milliseconds, cost in units and its rest in billionths
+-- number of the batch (0: none), then items of id, prompt, output (both as used), has key (0/1), ending, scopes, field
+-- of the usage, cached tokens, page-milliseconds, cost in units and its rest in billionths
 function operations.settle()
-  local num_settled = 0
-  for item = 0, (#ARGV - 1) / 11 - 1 do
-    local id, prompt, output, has_key, ending, scopes = unpack(ARGV, 2 + item * 11, 7 + item * 11)
-    local split, cached, page_ms, units, nanos = unpack(ARGV, 8 + item * 11, 12 + item * 11)
-    local key, ending_key, usage = unpack(KEYS, 5 + item * 3, 7 + item * 3)
+  local num_settled, number = 0, tonumber(ARGV[2])
+  if number > 0 and came_before(KEYS[5], number) then
+    return { 'ok', 0 }
+  end
+  for item = 0, (#ARGV - 2) / 11 - 1 do
+    local id, prompt, output, has_key, ending, scopes = unpack(ARGV, 3 + item * 11, 8 + item * 11)
+    local split, cached, page_ms, units, nanos = unpack(ARGV, 9 + item * 11, 13 + item * 11)
+    local key, ending_key, usage = unpack(KEYS, 6 + item * 3, 8 + item * 3)
     local amounts = amounts_of(tonumber(prompt), tonumber(output))
     local record, state = find(id)
     if state ~= 's' then

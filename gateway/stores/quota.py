@@ -17,6 +17,10 @@ LEASE_S = 30.0
 """Seconds that a lease lives without renewal: so long a dead gateway's reservations stay taken."""
 REMEMBER_S = 600.0
 """Seconds that an ended id stays known: so long a repeated settlement does nothing."""
+REMEMBER_BATCH_S = 7 * 86_400.0
+"""Seconds after which a repeated batch of settlements would be charged again: no outage may last longer."""
+MAX_BATCH = 128
+"""Most settlements in one batch, so that no call keeps the store from others for long."""
 RENEW_EVERY_S = 10.0
 
 
@@ -59,6 +63,17 @@ class Settlement:
     @property
     def num_tokens(self) -> int:
         return self.prompt_tokens + self.output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Settlements that are made together, once, however often they are sent."""
+
+    boot: str
+    """Who numbers: one life of one gateway's settler."""
+    number: int
+    """From 1 on; a batch is sent only when the store has all before it."""
+    settlements: Sequence[Settlement]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +143,14 @@ class QuotaStore(Protocol):
 
         Raises:
             DependencyDown: Some may not be settled; settling again within `REMEMBER_S` is harmless.
+        """
+        ...
+
+    async def settle_batch(self, batch: Batch) -> None:
+        """Settle all of a batch that the store does not have yet.
+
+        Raises:
+            DependencyDown: Some may not be settled; the batch again within `REMEMBER_BATCH_S` is harmless.
         """
         ...
 

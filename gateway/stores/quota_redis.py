@@ -13,7 +13,10 @@ from typing import Any, TypeVar
 from gateway.core.limit_status import LimitStatus, ScopeState, limit_status_of
 from gateway.stores.quota import (
     LEASE_S,
+    MAX_BATCH,
+    REMEMBER_BATCH_S,
     REMEMBER_S,
+    Batch,
     Reservation,
     Running,
     ScopeKey,
@@ -35,10 +38,8 @@ _STATE = struct.Struct("<9d")
 
 BACKGROUND_LIMIT_S = 1.0
 """Limit of a call that nobody waits for."""
-SCRIPT = ("quota_counters.lua", "quota_usage.lua", "quota.lua")
+SCRIPT = ("quota_counters.lua", "quota_usage.lua", "quota_batches.lua", "quota.lua")
 """The parts of the script, in order."""
-MAX_ITEMS = 128
-"""Most requests in one call, so that no call keeps Redis from others for long."""
 
 
 class RedisQuota:
@@ -60,7 +61,8 @@ class RedisQuota:
         parts = [folder.joinpath(name).read_text("utf-8") for name in SCRIPT]
         # How long an ended id is known is said once: the settler repeats itself for as long as that is safe.
         head = f"local REMEMBER_MS = {round(REMEMBER_S * 1000)}"
-        self._script = Script("\n".join((head, *parts)))
+        marks = f"local MARK_MS = {round(REMEMBER_BATCH_S * 1000)}"
+        self._script = Script("\n".join((head, marks, *parts)))
 
     async def reserve(self, reservation: Reservation) -> LimitStatus:
         account, key = reservation.account, reservation.idempotency_key
@@ -96,14 +98,20 @@ class RedisQuota:
         return _status(account, rest[0]) if rest else LimitStatus()  # None: it was reserved before.
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        ordered = sorted(settlements, key=lambda one: one.account.organisation)
-        for organisation, group in groupby(ordered, lambda one: one.account.organisation):
-            for batch in _batches(list(group)):
+        for organisation, group in _by_organisation(settlements):
+            for batch in _batches(group):
                 await self._settle(organisation, batch)
 
-    async def _settle(self, organisation: TenantId, settlements: Sequence[Settlement]) -> None:
-        keys: list[str] = []
-        args: list[Value] = []
+    async def settle_batch(self, batch: Batch) -> None:
+        assert len(batch.settlements) <= MAX_BATCH, "all of an organisation's go in one call, or in none"
+        for organisation, group in _by_organisation(batch.settlements):
+            await self._settle(organisation, group, batch)
+
+    async def _settle(
+        self, organisation: TenantId, settlements: Sequence[Settlement], batch: Batch | None = None
+    ) -> None:
+        keys = [_mark_of(organisation, "" if batch is None else batch.boot)]
+        args: list[Value] = ["settle", 0 if batch is None else batch.number]
         for one in settlements:
             account = one.account
             keys += (
@@ -114,7 +122,7 @@ class RedisQuota:
             has_key = 1 if one.idempotency_key else 0
             args += (one.id, one.prompt_tokens, one.output_tokens, has_key, one.ending, _names_of(account))
             args += (_split_of(account), one.cached_tokens, one.page_ms, *divmod(one.cost_nanos, NANO))
-        await self._run(organisation, ["settle", *args], keys)
+        await self._run(organisation, args, keys)
 
     async def renew(self, running: Sequence[Running]) -> Mapping[ScopeKey, Spent]:
         spent: dict[ScopeKey, Spent] = {}
@@ -169,8 +177,13 @@ def _organisation_of(running: Running) -> TenantId:
     return running.reservation.account.organisation
 
 
+def _by_organisation(settlements: Sequence[Settlement]) -> list[tuple[TenantId, list[Settlement]]]:
+    ordered = sorted(settlements, key=lambda one: one.account.organisation)
+    return [(name, list(group)) for name, group in groupby(ordered, lambda one: one.account.organisation)]
+
+
 def _batches(items: Sequence[_Item]) -> list[Sequence[_Item]]:
-    return [items[start : start + MAX_ITEMS] for start in range(0, len(items), MAX_ITEMS)]
+    return [items[start : start + MAX_BATCH] for start in range(0, len(items), MAX_BATCH)]
 
 
 def _item_of(running: Running) -> tuple[Value, ...]:
@@ -222,6 +235,11 @@ def _budget_of(budget: Budget | None) -> float:
 def _keys(organisation: TenantId) -> list[str]:
     prefix = f"quire:quota:{{{organisation}}}"
     return [f"{prefix}:leases", f"{prefix}:reservations", f"{prefix}:ended", f"{prefix}:counters"]
+
+
+def _mark_of(organisation: TenantId, boot: str) -> str:
+    """Return the key of the last batch that came from one life of a gateway."""
+    return f"quire:quota:{{{organisation}}}:settled:{boot}"
 
 
 def _status(account: Account, packed: bytes) -> LimitStatus:

@@ -61,6 +61,8 @@ class Suite:
     """None: run our own."""
     redis_binary: str | None = None
     redis_folder: Path | None = None
+    journal: Path | None = None
+    """Where the gateway keeps settlements that Redis does not take."""
     insecure: bool = False
     kv_memory: int | None = None
     """Bytes per worker; None: each worker decides."""
@@ -222,6 +224,8 @@ def _gateway(suite: Suite) -> Process:
     ports = suite.ports
     flags = ["--name", "gateway-0", "--http-port", str(ports.http), "--admin-port", str(ports.admin)]
     flags += ["--scheduler", f"{LOOPBACK}:{ports.scheduler}", "--redis-url", redis_url(suite)]
+    if suite.journal is not None:
+        flags += ["--journal", str(suite.journal)]
     if suite.has_tls:
         flags += ["--certificate-port", str(ports.certificate)]
     for model in suite.models:

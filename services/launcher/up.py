@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
     check_bind(config.host, config.insecure, has_credentials=tls is not None)
     cache = cache_folder(os.environ)
     folder = make_run_folder(cache)
-    suite = dataclasses.replace(_suite(config, folder), has_tls=tls is not None)
+    suite = dataclasses.replace(_suite(config, folder, cache), has_tls=tls is not None)
     check_secure(suite.redis_url, config.insecure, tls)
     socket = redis_socket(suite)
     if socket is not None and len(bytes(socket)) > MAX_SOCKET_BYTES:
@@ -139,7 +139,7 @@ def make_run_folder(cache: Path) -> Path:
     return folder
 
 
-def _suite(config: UpConfig, folder: Path) -> Suite:
+def _suite(config: UpConfig, folder: Path, cache: Path) -> Suite:
     models = tuple(Model(name, folder) for name in names(config.model))
     num_workers = len(models) if config.workers is None else config.workers
     url = os.environ.get("REDIS_URL") or None
@@ -153,6 +153,8 @@ def _suite(config: UpConfig, folder: Path) -> Suite:
         redis_url=url,
         redis_binary=None if url else find_redis(),
         redis_folder=folder,
+        # A Redis of this run only knows nothing of what an earlier run used.
+        journal=(cache if url else folder) / "journal",
         insecure=config.insecure,
         kv_memory=config.kv_memory,
         threads=None if config.sim or num_workers == 1 else max(1, num_cores() // num_workers),

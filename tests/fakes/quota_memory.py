@@ -10,6 +10,7 @@ from gateway.limit_lookup import states_of
 from gateway.stores.quota import (
     LEASE_S,
     REMEMBER_S,
+    Batch,
     Reservation,
     Running,
     ScopeKey,
@@ -55,6 +56,8 @@ class _Organisation:
     keys: dict[tuple[TenantId, str], tuple[RequestId, float]] = field(default_factory=dict)
     endings: dict[tuple[TenantId, RequestId], bytes] = field(default_factory=dict)
     usage: dict[tuple[TenantId, int, str, str], UsageCounts] = field(default_factory=dict)
+    marks: dict[str, int] = field(default_factory=dict)
+    """Boot -> number of the last batch that came."""
 
 
 class MemoryQuota:
@@ -125,6 +128,13 @@ class MemoryQuota:
             key = (one.account.tenant, one.idempotency_key)
             if not one.num_tokens and below.keys.get(key, ("", 0.0))[0] == one.id:
                 del below.keys[key]
+
+    async def settle_batch(self, batch: Batch) -> None:
+        for name in dict.fromkeys(one.account.organisation for one in batch.settlements):
+            marks = self._below(name).marks
+            if marks.get(batch.boot, 0) < batch.number:
+                marks[batch.boot] = batch.number
+                await self.settle([one for one in batch.settlements if one.account.organisation == name])
 
     async def renew(self, running: Sequence[Running]) -> Mapping[ScopeKey, Spent]:
         spent: dict[ScopeKey, Spent] = {}

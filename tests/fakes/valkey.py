@@ -1,6 +1,7 @@
 """A real Valkey that a test may kill, and waiting for a state instead of for a while."""
 
 import asyncio
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -44,6 +45,15 @@ class Valkey:
             self._process.kill()
             await self._process.wait()
             self._process = None
+
+    def pause(self) -> None:
+        """Make it hang: it takes connections and commands, and answers none until it goes on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     @property
     def url(self) -> str:

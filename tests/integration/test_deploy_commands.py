@@ -43,7 +43,9 @@ class Containers:
     def here(self, text: str) -> str:
         moved = _ADDRESS.sub(lambda match: f"127.0.0.1:{int(match[2]) + self.offset}", text)
         moved = moved.replace("=/models/models/", f"={self.folder}/models/")
-        return moved.replace("/config/", f"{self.folder}/config/").replace("/data", f"{self.folder}/data")
+        for name in ("/config/", "/data", "/journal"):
+            moved = moved.replace(name, f"{self.folder}{name}")
+        return moved
 
     def environ(self, name: str) -> dict[str, str]:
         pairs = {key: self.here(value) for key, value in environment_of(name).items()}

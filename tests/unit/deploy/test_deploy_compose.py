@@ -169,7 +169,8 @@ def test_every_container_has_few_rights_and_a_bound(name: str) -> None:
 
 
 def test_tenants_and_their_use_outlive_the_containers() -> None:
-    assert set(compose()["volumes"]) == {"models", "config", "redis", "cache"}
+    assert set(compose()["volumes"]) == {"models", "config", "redis", "cache", "journal"}
+    assert f"journal:{environment_of('gateway')['QUIRE_GATEWAY_JOURNAL']}" in service("gateway")["volumes"]
     assert service("redis")["volumes"] == ["redis:/data"]
     redis = command_of("redis")
     options = dict(zip(redis[1::2], redis[2::2], strict=True))

@@ -7,10 +7,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.settler import GIVE_UP_S, Settler
-from gateway.stores.quota import REMEMBER_S, Running, ScopeKey, Spent
-from gateway.stores.quota_redis import BACKGROUND_LIMIT_S, RedisQuota
-from services.chassis.redis import connect
+from gateway.backlog import Backlog
+from gateway.settler import Settler
+from gateway.stores.quota import Running, ScopeKey, Settlement, Spent
 from services.domain.ids import RequestId, TenantId
 from tests.fakes.quota_memory import MemoryQuota
 from tests.fakes.quota_values import a_reservation, a_running, a_settlement, simple, use_of
@@ -41,7 +40,7 @@ async def test_settlements_of_an_outage_are_kept_and_settled_afterwards(
 ) -> None:
     monkeypatch.setattr("gateway.settler.RETRY_S", 0.01)
     store = MemoryQuota(time.time)
-    settler = Settler(store, nothing, nobody)
+    settler = Settler(store, Backlog("boot"), nothing, nobody)
     for n in range(300):
         await store.reserve(a_reservation(ACCOUNT, n, 0, 10))
     store.is_down = True
@@ -59,14 +58,14 @@ async def test_settlements_of_an_outage_are_kept_and_settled_afterwards(
     assert (settler.num_pending, use.num_leases, use.reserved_tokens) == (0, 0, 0)
 
 
-async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.settler.MAX_PENDING", 5)
-    lost: list[str] = []
-    settler = Settler(MemoryQuota(time.time), nothing, nobody, lost.append)
+async def test_what_is_kept_in_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.backlog.MAX_PENDING", 5)
+    lost: list[Settlement] = []
+    settler = Settler(MemoryQuota(time.time), Backlog("boot"), nothing, nobody, on_lost=lost.append)
     for n in range(8):
         settler.settle(a_settlement(ACCOUNT, n, ending=b"{}"))
-    assert (settler.num_pending, lost) == (5, ["full"] * 3)
-    assert settler.pending_ending(ACCOUNT.tenant, RequestId("2")) is None
+    assert (settler.num_pending, [one.id for one in lost]) == (5, ["5", "6", "7"])
+    assert settler.pending_ending(ACCOUNT.tenant, RequestId("5")) is None
 
 
 @pytest.mark.failure("B125")
@@ -83,7 +82,7 @@ async def test_leases_of_running_requests_outlive_their_time_also_under_a_flow_o
             return spent
 
     store = Renewed(lambda: now, lease_s=0.1)
-    settler = Settler(store, lambda _: [a_running(ACCOUNT, "long")], nobody)
+    settler = Settler(store, Backlog("boot"), lambda _: [a_running(ACCOUNT, "long")], nobody)
     await store.reserve(a_reservation(ACCOUNT, "long", 0, 10))
     async with running(settler), asyncio.timeout(60):
         for number in range(10):
@@ -93,10 +92,3 @@ async def test_leases_of_running_requests_outlive_their_time_also_under_a_flow_o
                 await asyncio.sleep(0.005)
             now += 0.06  # Two such steps would end a lease that is not renewed.
             assert (await use_of(store, ACCOUNT)).num_leases == 1
-
-
-def test_a_settlement_is_repeated_only_while_the_store_knows_that_it_has_it() -> None:
-    script = RedisQuota(connect("redis://127.0.0.1:1/0"))._script.source
-    (line,) = (line for line in script.splitlines() if line.startswith("local REMEMBER_MS"))
-    assert float(line.partition("=")[2]) / 1000 == REMEMBER_S
-    assert 0 < GIVE_UP_S + BACKGROUND_LIMIT_S < REMEMBER_S
