@@ -24,11 +24,12 @@ from worker.quality.texts import RECORDED_PROMPTS, read_texts
 from worker.quality.verdict import read_thresholds
 
 _EXIT_FAILS = 1
+_EXIT_NO_VERDICT = 3
 _PICTURE = "kl.svg"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure every version; exit 1 when one fails."""
+    """Measure every version; exit 1 when one fails, 3 when too little was measured for a verdict on one."""
     args = _parser().parse_args(argv)
     if args.positions is not None and args.positions < 1:
         raise ConfigError(f"--positions {args.positions}: must be at least 1")
@@ -42,7 +43,8 @@ def main(argv: Sequence[str]) -> int:
         texts=read_texts(args.positions),
         tasks=all_tasks()[:: args.every_task] if args.every_task else [],
         prompts=RECORDED_PROMPTS,
-        with_layers=args.layers,
+        # The picture shows them.
+        with_layers=args.output is not None,
         thresholds=thresholds,
     )
     options = NativeOptions(
@@ -71,16 +73,19 @@ def main(argv: Sequence[str]) -> int:
         _show(versions)
     if args.output is not None:
         _write(versions, args.output)
-    return 0 if all(version.passes for version in versions) else _EXIT_FAILS
+    if any(version.fails for version in versions):
+        return _EXIT_FAILS
+    return 0 if all(version.passes for version in versions) else _EXIT_NO_VERDICT
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="quire quality",
         description="Measure versions of a model against float32: divergence over text, right answers to"
-        " tasks that a machine checks, repetition, and recorded outputs that a later diff compares.",
+        " tasks that a machine checks, repetition, and recorded outputs that a later diff compares. Exits"
+        " with 0 when every version passes, 1 when one fails, 3 when too little was measured to say.",
         epilog="examples:\n  quire quality smollm2-135m-instruct --kv int8 -o report\n"
-        "  quire quality ./int4-awq ./int4-rtn --baseline smollm2-135m-instruct --layers -o report",
+        "  quire quality ./int4-awq ./int4-rtn --baseline smollm2-135m-instruct -o report",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", nargs="+", help="known name, model folder or GGUF file")
@@ -90,10 +95,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, help="threads that compute [one per core]")
     parser.add_argument("--positions", type=int, help="about so many tokens of text, instead of all")
     parser.add_argument("--every-task", type=int, default=1, help="every Nth task; 0 leaves them out [1]")
-    parser.add_argument("--layers", action="store_true", help="measure each layer by itself too (slow)")
     parser.add_argument("--thresholds", type=Path, help="TOML file of limits [the built-in ones]")
     parser.add_argument(
-        "-o", "--output", type=Path, help="folder for report.md, report.json, picture and outputs"
+        "-o", "--output", type=Path, help="folder for report.md, report.json, outputs and picture"
     )
     add_output_flags(parser)
     return parser

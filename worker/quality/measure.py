@@ -3,14 +3,14 @@
 Knows runners, texts and tasks; knows nothing of files, formats or how a version was made.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from services.artifacts.chat_template import ChatTemplate
 from services.artifacts.tokenizer import ModelTokenizer
-from worker.quality.divergence import Divergence, DivergenceSum, repetition_rate
+from worker.quality.divergence import Divergence, DivergenceSum, Float32, repetition_rate
 from worker.quality.runner import Runner
 from worker.quality.tasks import Task, TaskKind
 
@@ -107,16 +107,18 @@ def measure_texts(
         part = DivergenceSum()
         for index, ids in enumerate(windows):
             progress(f"{kind} text {index + 1}/{len(windows)}")
-            add_window(part, baseline, version, ids)
+            add_window(part, baseline.forced(ids), version.forced(ids), ids)
         by_kind[kind] = part.result()
         whole.merge(part)
     return by_kind, whole.result()
 
 
-def add_window(part: DivergenceSum, baseline: Runner, version: Runner, ids: Sequence[int]) -> None:
-    """Count every position of one window in."""
+def add_window(
+    part: DivergenceSum, baseline: Iterable[Float32], version: Iterable[Float32], ids: Sequence[int]
+) -> None:
+    """Count every position of one window in. baseline, version: its logits as `Runner.forced` gives them."""
     start = 0
-    for base, ours in zip(baseline.forced(ids), version.forced(ids), strict=True):
+    for base, ours in zip(baseline, version, strict=True):
         targets = np.array(ids[start + 1 : start + 1 + len(base)], np.int32)
         part.add(base, ours, targets)
         start += len(base)

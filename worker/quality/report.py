@@ -24,13 +24,21 @@ class Version:
     checks: Sequence[Check]
 
     @property
+    def fails(self) -> bool:
+        """Whether what was measured is beyond a threshold."""
+        return not all(check.holds for check in self.checks)
+
+    @property
     def passes(self) -> bool:
-        return all(check.holds for check in self.checks)
+        """Whether every threshold holds, over enough text and tasks to say so of the whole model."""
+        return not self.fails and not gaps(self.measured)
 
     @property
     def verdict(self) -> str:
-        """Return the verdict in words, which say when too little was measured for one on the whole model."""
-        word, lacking = "passes" if self.passes else "FAILS", gaps(self.measured)
+        """Return the verdict in words; too little measured allows none but FAILS."""
+        if self.passes:
+            return "passes"
+        word, lacking = "FAILS" if self.fails else "no verdict", gaps(self.measured)
         return f"{word}, measured in part only: {'; '.join(lacking)}" if lacking else word
 
 
@@ -117,6 +125,7 @@ def as_json(versions: Sequence[Version]) -> str:
                 "name": version.name,
                 "digest": version.digest,
                 "passes": version.passes,
+                "fails": version.fails,
                 "partial": gaps(measured),
                 "settings": dict(version.settings),
                 "texts": {kind: asdict(part) for kind, part in measured.texts.items()},

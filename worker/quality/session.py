@@ -34,6 +34,8 @@ EXACT = NativeOptions(compute=Compute.F32, kv_format=KvFormat.F32)
 """The baseline's activations and KV: float32. Its weights are held `in_floats`: codes are packed with 16-bit
 scales and offsets, which is part of what a version loses."""
 LONGEST = WINDOW + ANSWER_TOKENS
+LAYER_TOKENS = 128
+"""Tokens of each kind of text that every layer is measured over by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +116,11 @@ def _layers(
 ) -> list[float]:
     """Return the mean KL of the baseline with one layer from the version, layer by layer.
 
-    Over the first window of each kind. Floats are multiplied in float32 whatever `options` say of products:
+    Over the beginning of each kind. Floats are multiplied in float32 whatever `options` say of products:
     int8 products are that layer's alone.
     """
-    windows = [window for text in texts.values() for window in reader.windows(text)[:1]]
+    windows = [window[:LAYER_TOKENS] for text in texts.values() for window in reader.windows(text)[:1]]
+    exact = [list(base.forced(window)) for window in windows]
     num_layers = open_model(open_artifact(baseline))[0].plan.num_layers
     found = []
     for layer in range(num_layers):
@@ -126,8 +129,8 @@ def _layers(
             baseline, model_name="layer", options=options, in_floats=True, layer_of=(layer, version)
         )
         runner, part = Runner(mixed, max_tokens=LONGEST), DivergenceSum()
-        for window in windows:
-            add_window(part, base, runner, window)
+        for window, logits in zip(windows, exact, strict=True):
+            add_window(part, logits, runner.forced(window), window)
         found.append(part.result().mean_kl)
         mixed.close()
     return found

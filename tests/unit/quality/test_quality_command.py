@@ -11,6 +11,7 @@ from services.chassis.fatal import ConfigError
 from services.commands.quality import main
 from tests.unit.executors.tiny_models import make_model, save_folder
 from tests.unit.quantize.test_quantizer import with_tokenizer
+from worker.quality import report
 from worker.quality.texts import RECORDED_PROMPTS
 from worker.quantize.quantizer import quantize
 from worker.quantize.settings import Method, QuantizeSettings
@@ -41,14 +42,14 @@ def limits(folder: Path, **values: float) -> Sequence[str]:
     return ["--thresholds", str(path)]
 
 
-def test_a_version_that_holds_the_thresholds_exits_with_zero_and_leaves_its_files(
+def test_a_version_that_holds_the_thresholds_leaves_its_files_and_without_a_verdict_no_zero(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "report"
-    assert main([str(model), *QUICK, *limits(tmp_path), "--layers", "-o", str(out)]) == 0
-    assert "passes, measured in part only" in capfd.readouterr().out
+    assert main([str(model), *QUICK, *limits(tmp_path), "-o", str(out)]) == 3
+    assert "no verdict, measured in part only" in capfd.readouterr().out
     (found,) = json.loads((out / "report.json").read_text())
-    assert found["passes"] is True
+    assert (found["passes"], found["fails"]) == (False, False)
     # The tokeniser reads four kinds of the five; the other one is named, not an error.
     assert set(found["texts"]) == {"prose", "chat", "code", "data"}
     assert "no chinese text" in found["partial"]
@@ -63,6 +64,14 @@ def test_a_version_that_holds_the_thresholds_exits_with_zero_and_leaves_its_file
         first, *prompts = [json.loads(line) for line in (out / name).read_text().splitlines()]
         assert first == {"digest": found["digest"]}
         assert [line["prompt"] for line in prompts] == list(RECORDED_PROMPTS)
+
+
+def test_a_version_that_holds_the_thresholds_over_enough_exits_with_zero(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "gaps", lambda measured: [])
+    words = [str(model), "--threads", "1", "--positions", "100", "--every-task", "0"]
+    assert main([*words, *limits(tmp_path)]) == 0
 
 
 def test_a_version_beyond_a_threshold_exits_with_one(

@@ -72,9 +72,14 @@ def test_a_verdict_on_too_little_says_what_is_lacking() -> None:
     little.left_out = ["chinese"]
     lacking = ["500 of 20,000 positions", "no chinese text", "48 of 200 tasks that count"]
     assert gaps(little) == lacking
-    assert version(little).verdict == f"passes, measured in part only: {'; '.join(lacking)}"
-    assert "passes, measured in part only" in report.markdown([version(little)], None)
-    assert json.loads(report.as_json([version(little)]))[0]["partial"] == lacking
+    part_only = f", measured in part only: {'; '.join(lacking)}"
+    assert version(little).verdict == f"no verdict{part_only}"
+    assert "no verdict, measured in part only" in report.markdown([version(little)], None)
+    (found,) = json.loads(report.as_json([version(little)]))
+    assert (found["passes"], found["fails"], found["partial"]) == (False, False, lacking)
+    # What fails over little text fails.
+    bad = measured(mean_kl=0.5, num_positions=500)
+    assert version(bad).verdict.startswith("FAILS, measured in part only: 500 of")
 
 
 def test_repetition_stands_beside_that_of_the_baseline() -> None:
@@ -111,7 +116,7 @@ def test_a_bad_threshold_file_is_named(tmp_path: Path, text: str, says: str) -> 
 
 
 def test_markdown_and_json_say_the_same() -> None:
-    good, bad = version(measured()), version(measured(mean_kl=0.5))
+    good, bad = version(whole()), version(whole(mean_kl=0.5))
     page = report.markdown([good, bad], "kl.svg")
     assert "passes" in page
     assert "FAILS" in page

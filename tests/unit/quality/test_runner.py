@@ -54,8 +54,8 @@ def test_a_version_is_no_divergence_from_itself_and_int8_some(model: Path, tmp_p
         for options in (EXACT, EXACT, {"compute": Compute.INT8, "kv_format": KvFormat.INT8})
     ]
     same, quantised = DivergenceSum(), DivergenceSum()
-    add_window(same, runners[0], runners[1], IDS)
-    add_window(quantised, runners[0], runners[2], IDS)
+    add_window(same, runners[0].forced(IDS), runners[1].forced(IDS), IDS)
+    add_window(quantised, runners[0].forced(IDS), runners[2].forced(IDS), IDS)
     assert same.result().worst_kl == 0
     assert same.result().num_positions == len(IDS) - 1
     assert 0 < quantised.result().mean_kl < 0.1
@@ -83,7 +83,7 @@ def test_a_swapped_layer_changes_what_it_changes_and_nothing_else(model: Path, t
     found = []
     for layer in (0, 1):
         part = DivergenceSum()
-        add_window(part, base, Runner(mixed(layer), max_tokens=128), IDS)
+        add_window(part, base.forced(IDS), Runner(mixed(layer), max_tokens=128).forced(IDS), IDS)
         found.append(part.result().mean_kl)
     assert found[0] == 0
     assert found[1] > 0
