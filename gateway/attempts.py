@@ -183,7 +183,8 @@ class Attempts:
             return None
         assert self._plan is not None
         self._unused = None
-        submission = dataclasses.replace(self._plan.submission, limits=self._deadlines.left(time.monotonic()))
+        left = self._deadlines.left(time.monotonic())
+        submission = dataclasses.replace(self._plan.submission, band=placement.band, limits=left)
         try:
             self._hold = self._workers.submit(placement, submission, self._sink)
         except ServeError as error:

@@ -200,7 +200,7 @@ class Generate:
         fitted = await fit(request, tenant, salts, self.models, self.encoder, budget_step=budget_step)
         run.model = fitted.model.local.name
         num_tokens = len(fitted.prompt.ids)
-        request_class = class_of(request, tenant, num_tokens, self.settings.long_from_tokens)
+        request_class = class_of(request.request_class, tenant, num_tokens, self.settings.long_from_tokens)
         plan = make_plan(
             request,
             fitted,

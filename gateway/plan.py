@@ -56,6 +56,8 @@ def make_plan(
             tenant=tenant.id,
             band=options.band,
             weight=tenant.weight,
+            band_asked=request.band,
+            class_asked=request.request_class,
             request_class=request_class,
             model=model.local.name,
             num_prompt_tokens=len(prompt.ids),

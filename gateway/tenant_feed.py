@@ -45,7 +45,7 @@ class TenantFeed:
 
     Args:
         take_used: Returns when keys were used since it was called last, by key id.
-        on_complete: Called once the store was read for the first time.
+        on_change: Called once the store was read for the first time, and after each change.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class TenantFeed:
         directory: TenantDirectory,
         log: TenantLog,
         take_used: Callable[[], dict[str, float]],
-        on_complete: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.directory = directory
         directory.is_complete = False
-        self._on_complete = on_complete
+        self._on_change = on_change
         self._log = log
         self._take_used = take_used
         self._told: list[str] = []
@@ -84,14 +84,15 @@ class TenantFeed:
                 directory.replace(stored)
                 break
             await self._put_back()
-        if not directory.is_complete:
-            directory.is_complete = True
-            self._on_complete()
+        is_change = not directory.is_complete or seen != self._seen()
+        directory.is_complete = True
         if directory.problems and directory.problems != self._told:
             _log.error("tenants_unusable", problems=directory.problems[:20])
         self._told = directory.problems
         if seen != self._seen():
             _log.info("tenants_changed", version=directory.version, num_tenants=len(directory.book))
+        if is_change:
+            self._on_change()
 
     async def change(self, work_out: Callable[[], Edit], *, who: str, dry_run: bool = False) -> Edit:
         """Make a change from the newest state, again if somebody else was quicker.

@@ -34,6 +34,7 @@ from gateway.stores.quota import QuotaStore, Settlement
 from gateway.stores.tenants import TenantLog
 from gateway.tenant_admin import TenantAdmin
 from gateway.tenant_feed import TenantFeed
+from gateway.tenant_terms import CurrentTerms
 from gateway.usage import UsageReports
 from services.chassis.build import BUILD
 from services.chassis.metrics import Metrics
@@ -118,12 +119,13 @@ def build_parts(
     gateway_metrics = GatewayMetrics(metrics)
     auth = Authenticator(tenants, server_key, time.time)
     changed = asyncio.Event()
-    admin = _admin_parts(host, tenants, tenant_log, server_key, auth, changed)
-    scheduler = _scheduler_link(host, name, scheduler_channel, tenants, changed)
+    table = LiveTable(max_live)
+    terms = CurrentTerms(tenants, table, settings.long_from_tokens)
+    scheduler = _scheduler_link(host, name, scheduler_channel, tenants, terms, changed)
+    admin = _admin_parts(host, tenants, tenant_log, server_key, auth, scheduler, changed)
     workers = WorkerLinks(name=name, epoch=lambda: host.epoch, build=BUILD, spawn=host.spawn, tls=tls)
     book = ModelBook(models, lambda: scheduler.models, lambda: scheduler.bands or Bands())
     encoder = PromptEncoder(executor, gateway_metrics.tokenized)
-    table = LiveTable(max_live)
     store = OutagePolicy(quota)
     budgets = BudgetEnforcement(table)
     settler = _settler(store, backlog or Backlog(secrets.token_hex(8)), budgets, gateway_metrics)
@@ -179,7 +181,12 @@ def _settler(
 
 
 def _scheduler_link(
-    host: Host, name: str, channel: grpc.aio.Channel, tenants: TenantDirectory, changed: asyncio.Event
+    host: Host,
+    name: str,
+    channel: grpc.aio.Channel,
+    tenants: TenantDirectory,
+    terms: CurrentTerms,
+    changed: asyncio.Event,
 ) -> SchedulerLink:
     """Return the link, started; it tells the directory which bands there are."""
 
@@ -188,7 +195,9 @@ def _scheduler_link(
             tenants.set_bands(link.bands)
         changed.set()
 
-    link = SchedulerLink(channel, name=name, epoch=lambda: host.epoch, build=BUILD, on_change=on_change)
+    link = SchedulerLink(
+        channel, name=name, epoch=lambda: host.epoch, build=BUILD, terms=terms, on_change=on_change
+    )
     host.spawn(link.run(), name="scheduler-link")
     return link
 
@@ -199,9 +208,16 @@ def _admin_parts(
     log: TenantLog,
     server_key: bytes,
     auth: Authenticator,
+    scheduler: SchedulerLink,
     changed: asyncio.Event,
 ) -> AdminParts:
-    """Return what tenants and keys are administered by; they follow the store from now on."""
-    feed = TenantFeed(tenants, log, auth.take_used, changed.set)
+    """Return what tenants and keys are administered by; they follow the store from now on, and the scheduler
+    hears of edits."""
+
+    def on_change() -> None:
+        scheduler.edited()
+        changed.set()
+
+    feed = TenantFeed(tenants, log, auth.take_used, on_change)
     host.spawn(feed.run(), name="tenants")
     return AdminParts(feed=feed, log=log, tenants=TenantAdmin(feed), keys=KeyAdmin(feed, log, server_key))

@@ -17,7 +17,7 @@ from scheduler.core.boots import Boots
 from scheduler.core.credits import Report, WorkerHello
 from scheduler.core.outputs import AskMatch, ModelsChanged, Output, Placed, PlacementsMade, Ranks, Rejected
 from scheduler.core.policy import QueuePolicy
-from scheduler.core.request import Acquire, Match
+from scheduler.core.request import Acquire, Match, Terms
 from scheduler.core.rules import Rules
 from scheduler.core.state import SchedulerCore
 from scheduler.metrics import SchedulerMetrics
@@ -117,6 +117,11 @@ class Dispatcher:
         if self._is_gateway(gateway, session):
             self._begin_span(acquire)
             self._deliver(self.core.acquire(gateway, acquire, self._clock()))
+
+    def edited(self, gateway: GatewayId, terms: Terms, session: Session) -> None:
+        if self._is_gateway(gateway, session):
+            self.core.edited(gateway, terms)
+            self._changed.set()
 
     def abandon(self, gateway: GatewayId, key: RequestKey, seq: int | None, session: Session) -> None:
         if self._is_gateway(gateway, session):

@@ -21,7 +21,7 @@ from scheduler.core.outputs import (
     Ranks,
     Rejected,
 )
-from scheduler.core.request import Acquire, PromptUse, TenantUse
+from scheduler.core.request import Acquire, PromptUse, Requeue, TenantUse, Terms
 from scheduler.core.share_queue import FairRules
 from scheduler.core.tenant_table import TenantRow
 from services.domain.block_hash import DIGEST_BYTES
@@ -34,6 +34,7 @@ from services.rpc import convert
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-3, 1e6
 """Bounds of a tenant's weight."""
+_CLASSES = frozenset(kind.value for kind in RequestClass)
 _STEPS: dict[int, Step] = {step.value: step for step in Step}
 
 
@@ -82,6 +83,26 @@ def read_acquire(message: pb.Acquire, num_bands: int) -> Acquire | ServeError:
         weight=weight,
         # Only shown: one that is not known yet here is none.
         budget_step=_STEPS.get(message.budget_step, Step.NONE),
+    )
+
+
+def read_terms(message: pb.Terms, num_bands: int) -> Terms:
+    """Return what edits of tenants changed; a gateway that knows more bands means the last one."""
+    return Terms(
+        weights={
+            TenantId(tenant): weight
+            for tenant, weight in message.weights.items()
+            if MIN_WEIGHT <= weight <= MAX_WEIGHT
+        },
+        requeued=tuple(
+            Requeue(
+                keys=tuple(map(convert.key_from_pb, one.keys)),
+                band=Band(min(one.band, num_bands)),
+                request_class=RequestClass(one.request_class),
+            )
+            for one in message.requeued
+            if one.band >= 1 and one.request_class in _CLASSES
+        ),
     )
 
 

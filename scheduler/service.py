@@ -106,6 +106,9 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
             abandon = message.abandon
             seq = abandon.seq if abandon.HasField("seq") else None
             self._dispatcher.abandon(gateway, convert.key_from_pb(abandon.key), seq, session)
+        elif kind == "terms":
+            terms = messages.read_terms(message.terms, len(self._dispatcher.core.rules.bands))
+            self._dispatcher.edited(gateway, terms, session)
 
     async def ConnectWorker(
         self, requests: AsyncIterator[pb.ConnectWorkerRequest], context: grpc.aio.ServicerContext

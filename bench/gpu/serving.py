@@ -115,6 +115,7 @@ class Client:
         key = RequestKey(RequestId(f"bench-{next(self._numbers)}"), 1)
         placement = Placement(
             key=key,
+            band=Band.STANDARD,
             worker=self._link.worker,
             epoch=self._link.epoch,
             address="",

@@ -160,7 +160,7 @@ class Client:
         key = self.directory.keys_of(tenant.id)[0]
         account = self.directory.book.account(
             tenant.id,
-            request_class=class_of(asked, tenant, prompt, 10**6),
+            request_class=class_of(asked.request_class, tenant, prompt, 10**6),
             model=asked.model,
             key_id=key.id,
             key_limits=key.limits,

@@ -78,16 +78,17 @@ def check_prompt(
 
 
 def class_of(
-    request: GenerationRequest, tenant: Tenant, num_prompt_tokens: int, long_from_tokens: int
+    asked: RequestClass | None, tenant: Tenant, num_prompt_tokens: int, long_from_tokens: int
 ) -> RequestClass:
     """Return short or long, by the prompt's length; a caller may only call its short request long.
 
     Args:
+        asked: What the caller called it.
         long_from_tokens: Where the tenant has no threshold of its own.
     """
     if tenant.long_from_tokens is not None:
         long_from_tokens = tenant.long_from_tokens
-    if num_prompt_tokens >= long_from_tokens or request.request_class is RequestClass.LONG:
+    if num_prompt_tokens >= long_from_tokens or asked is RequestClass.LONG:
         return RequestClass.LONG
     return RequestClass.SHORT
 

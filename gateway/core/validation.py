@@ -104,17 +104,21 @@ def check(
         num_choices=num_choices,
         stop=request.stop,
         stop_token_ids=eos_ids | frozenset(request.stop_token_ids),
-        band=_band(request.band, tenant, bands),
+        band=_checked_band(request.band, tenant, bands),
         limits=request.limits,
     )
 
 
-def _band(asked: str | None, tenant: Tenant, bands: Bands) -> Band:
+def band_of(asked: str | None, tenant: Tenant, bands: Bands) -> Band:
+    """Return the band of a request: its tenant's, or a lower one that the caller asked for."""
     best = bands.rank(tenant.band)
-    if asked is None:
-        return best
-    bands.check("band", asked)
-    return max(best, bands.rank(asked))
+    return best if asked is None else max(best, bands.rank(asked))
+
+
+def _checked_band(asked: str | None, tenant: Tenant, bands: Bands) -> Band:
+    if asked is not None:
+        bands.check("band", asked)
+    return band_of(asked, tenant, bands)
 
 
 def check_prompt_bytes(field: str, text: str, max_bytes: int) -> None:

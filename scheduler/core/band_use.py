@@ -43,10 +43,15 @@ class BandUse:
         if bucket is None:
             bucket = self._buckets[tenant] = _Bucket(weight, self._drained)
             self._weight += weight
-        elif weight != bucket.weight:
+        self.weigh(tenant, weight)
+        bucket.num_requests += 1
+
+    def weigh(self, tenant: TenantId, weight: float) -> None:
+        """Measure a tenant, if it is here, by this weight from now on."""
+        bucket = self._buckets.get(tenant)
+        if bucket is not None and weight != bucket.weight:
             self._weight += weight - bucket.weight
             bucket.weight = weight
-        bucket.num_requests += 1
 
     def left(self, tenant: TenantId) -> None:
         """One of its requests is over, placed or not. Of who has none nothing is remembered."""

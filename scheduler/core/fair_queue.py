@@ -34,6 +34,8 @@ The bound. Let U[t] be the most that one prompt of t and the outputs of its live
    at most Q + U behind, and inside one tenant one in `max_passes` + 1 is long.
 With a window of 1 and Q = 0 this is VTC itself.
 
+A weight that is edited divides what is charged from then on, whoever waits meanwhile; the bound begins anew.
+
 A tenant that uses several bands of a model at once has its output split over their queues in proportion to
 its live requests, because workers report it by tenant.
 
@@ -161,6 +163,12 @@ class FairPolicy:
             - self._models[acquire.model].num_waiting[acquire.band]
         )
         return before + max(1, min(turn, queue.num_waiting))
+
+    def weigh(self, tenant: TenantId, weight: float) -> None:
+        for model in self._models.values():
+            for band in model.bands:
+                model.queue(band).weigh(tenant, weight)
+                model.uses[band].weigh(tenant, weight)
 
     # What became of it
 

@@ -51,6 +51,9 @@ class QueuePolicy(Protocol):
     def position(self, request: WaitingRequest) -> int:
         """Estimate the turn of a request that came in last, from 1. O(1)."""
 
+    def weigh(self, tenant: TenantId, weight: float) -> None:
+        """Let a tenant's weight be this from now on, also for what of it waits or is served already."""
+
     # What became of what was placed
 
     def used(self, worker: WorkerId, tenant: TenantId, num_output_tokens: int) -> None:
@@ -89,6 +92,8 @@ class NoAccounts:
 
     def waiting_of_tenant(self, acquire: Acquire) -> tuple[int, int]:
         return 0, 0
+
+    def weigh(self, tenant: TenantId, weight: float) -> None: ...
 
     def used(self, worker: WorkerId, tenant: TenantId, num_output_tokens: int) -> None: ...
 

@@ -48,6 +48,21 @@ class Acquire(NamedTuple):
     """How far the tenant's spent budgets alone let it degrade; the gateway acts on it."""
 
 
+class Requeue(NamedTuple):
+    """Requests that wait, and the band and class that they are of now."""
+
+    keys: tuple[RequestKey, ...]
+    band: Band
+    request_class: RequestClass
+
+
+class Terms(NamedTuple):
+    """What edits of tenants changed for what they have here."""
+
+    weights: Mapping[TenantId, float]
+    requeued: tuple[Requeue, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class PromptUse:
     """What a request's prompt took in the end, in tokens."""

@@ -94,17 +94,22 @@ class ShareQueue:
             self._number += 1
             share = self._shares[acquire.tenant] = TenantShare(acquire.tenant, self._number, self)
         line = share.lines[place]
-        if share.is_waiting:
-            self.active_weight += acquire.weight - share.weight
-        else:
+        if not share.is_waiting:
             self._advance()
             self._set(share, max(share.counter, self._virtual_times[place]))
-            self.active_weight += acquire.weight
-        share.weight = acquire.weight
+            self.active_weight += share.weight
         if line.entry is None:
             self._active[place].add(line)
         line.waiting.add(request)
         self.num_waiting += 1
+        self.weigh(acquire.tenant, acquire.weight)
+
+    def weigh(self, tenant: TenantId, weight: float) -> None:
+        """Charge a tenant by this weight from now on; what it was charged stays."""
+        share = self._shares.get(tenant)
+        if share is not None:
+            self.active_weight += weight - share.weight if share.is_waiting else 0.0
+            share.weight = weight
 
     def remove(self, request: WaitingRequest) -> TenantShare:
         """Take a request out; return its tenant's share."""

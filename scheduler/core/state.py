@@ -17,12 +17,11 @@ from scheduler.core.policy import QueuePolicy
 from scheduler.core.positions import Positions
 from scheduler.core.ranking import ranks_for
 from scheduler.core.refusals import Refusals
-from scheduler.core.request import Acquire, Match, WaitingRequest, earliest_limit
+from scheduler.core.request import Acquire, Match, Terms, WaitingRequest, earliest_limit
 from scheduler.core.rules import Rules
 from scheduler.core.waiting_room import WaitingRoom
 from services.domain.degradation import Step
 from services.domain.errors import ServeError, StaleAttempt
-from services.domain.generation import Band
 from services.domain.ids import GatewayId, RequestKey, WorkerId
 
 FRESH_S = 0.25
@@ -67,6 +66,10 @@ class SchedulerCore:
         """A gateway asks for a place."""
         self._take_in(gateway, acquire, now, resent=False)
         return self._taken()
+
+    def edited(self, gateway: GatewayId, terms: Terms) -> None:
+        """A gateway says what edits of tenants changed for what they have here."""
+        self.room.edited(gateway, terms)
 
     def abandon(self, key: RequestKey, seq: int | None) -> list[Output]:
         """A gateway will not submit this key: it waits no more, or gives placement `seq` back."""
@@ -174,10 +177,7 @@ class SchedulerCore:
 
     def _loads(self, now: float) -> dict[str, Load]:
         """Return what presses on each model that something waits for."""
-        waits: dict[str, dict[Band, float]] = {}
-        for (band, _, model), arrived in self.room.oldest().items():
-            of_model = waits.setdefault(model, {})
-            of_model[band] = max(of_model.get(band, 0.0), now - arrived)
+        waits = self.room.waits_s(now)
         return {model: Load(waits_s, self.fleet.held(model)) for model, waits_s in waits.items()}
 
     def _taken(self) -> list[Output]:

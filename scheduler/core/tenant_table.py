@@ -4,7 +4,8 @@ Knows no order, no worker and no time; charges nobody. Counts of use begin with 
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from operator import itemgetter
 
 from scheduler.core.request import Acquire, TenantUse
 from services.domain.degradation import Step
@@ -74,6 +75,20 @@ class TenantTable:
         if not row.waiting[where]:
             del row.waiting[where]
         row.waiting_tokens -= acquire.num_prompt_tokens
+
+    def weigh(self, tenant: TenantId, weight: float) -> list[RequestKey]:
+        """A tenant, if it is known, has this weight now; return its requests that wait."""
+        row = self._rows.get(tenant)
+        if row is None:
+            return []
+        row.weight = weight
+        return [key for waiting in row.waiting.values() for key in waiting]
+
+    def sort(self, tenants: Collection[TenantId]) -> None:
+        """Some of the requests of these tenants came to where others wait that began later."""
+        for row in map(self._rows.__getitem__, tenants):
+            for where, waiting in row.waiting.items():
+                row.waiting[where] = OrderedDict(sorted(waiting.items(), key=itemgetter(1)))
 
     def used(self, tenant: TenantId, use: TenantUse) -> None:
         """A worker says what it did for a tenant since it spoke last."""

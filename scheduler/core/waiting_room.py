@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Mapping
 
 from scheduler.core.policy import QueuePolicy
-from scheduler.core.request import WaitingRequest
+from scheduler.core.request import Requeue, Terms, WaitingRequest
 from scheduler.core.tenant_table import TenantTable
 from services.domain.generation import Band, RequestClass
 from services.domain.ids import GatewayId, RequestId, WorkerId
@@ -60,16 +60,21 @@ class WaitingRoom:
         """Return when the first of each queue came in. O(queues)."""
         return {name: next(iter(queue.values())).arrived for name, queue in self._queues.items()}
 
+    def waits_s(self, now: float) -> Mapping[str, dict[Band, float]]:
+        """Return how long the oldest request of each band has waited, by model. O(queues)."""
+        waits: dict[str, dict[Band, float]] = {}
+        for (band, _, model), arrived in self.oldest().items():
+            of_model = waits.setdefault(model, {})
+            of_model[band] = max(of_model.get(band, 0.0), now - arrived)
+        return waits
+
     def add(self, request: WaitingRequest) -> None:
         request_id = request.key.request_id
         assert request_id not in self._requests, "a request waits once"
         self._requests[request_id] = request
         self._by_gateway.setdefault(request.gateway, {})[request_id] = None
-        self._queues.setdefault(self._name(request), {})[request_id] = request
-        self.tenants.came(request.acquire, request.arrived)
-        self._count_long(request, 1)
         self.num_tokens += request.acquire.num_prompt_tokens
-        self.policy.add(request)
+        self._enter(request)
         if request.deadline is not None:
             self._order += 1
             heapq.heappush(self._deadlines, (request.deadline, self._order, request))
@@ -83,6 +88,17 @@ class WaitingRoom:
         """Forget a request that was placed."""
         self.policy.placed(request, worker, cached_tokens)
         self._forget(request)
+
+    def edited(self, gateway: GatewayId, terms: Terms) -> None:
+        """Tenants were edited: all of theirs is weighed anew, and what waits of a gateway's may move."""
+        for tenant, weight in terms.weights.items():
+            self.policy.weigh(tenant, weight)
+            for key in self.tenants.weigh(tenant, weight):
+                request = self._requests[key.request_id]
+                if request.acquire.weight != weight:
+                    request.acquire = request.acquire._replace(weight=weight)
+        for moved in terms.requeued:
+            self._requeue(gateway, moved)
 
     def expired(self, now: float) -> list[WaitingRequest]:
         """Return those whose time is up; each is returned once and still waits."""
@@ -98,6 +114,26 @@ class WaitingRoom:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
+    def _requeue(self, gateway: GatewayId, moved: Requeue) -> None:
+        """Move requests, as far as they still wait, to where they would stand had they begun to wait there.
+        O(n log n) of that queue."""
+        requests = [
+            request
+            for key in moved.keys
+            if (request := self.get(key.request_id)) is not None
+            and (request.key, request.gateway) == (key, gateway)
+        ]
+        for request in sorted(requests, key=lambda one: one.arrived):
+            self.policy.remove(request)
+            self._leave(request)
+            acquire = request.acquire
+            request.acquire = acquire._replace(band=moved.band, request_class=moved.request_class)
+            self._enter(request)
+        for name in {self._name(request) for request in requests}:
+            in_order = sorted(self._queues[name].items(), key=lambda one: one[1].arrived)
+            self._queues[name] = dict(in_order)
+        self.tenants.sort({request.acquire.tenant for request in requests})
+
     def _waits(self, request: WaitingRequest) -> bool:
         return self._requests.get(request.key.request_id) is request
 
@@ -108,18 +144,29 @@ class WaitingRoom:
         del mine[request_id]
         if not mine:
             del self._by_gateway[request.gateway]
-        name = self._name(request)
-        queue = self._queues[name]
-        del queue[request_id]
-        if not queue:
-            del self._queues[name]
-        self.tenants.left(request.acquire)
-        self._count_long(request, -1)
+        self._leave(request)
         self.num_tokens -= request.acquire.num_prompt_tokens
         # Deadlines of requests long placed must not pile up.
         if len(self._deadlines) > 1024 + 2 * len(self._requests):
             self._deadlines = [entry for entry in self._deadlines if self._waits(entry[2])]
             heapq.heapify(self._deadlines)
+
+    def _enter(self, request: WaitingRequest) -> None:
+        """Put a request into the queue of its band, class and model."""
+        self._queues.setdefault(self._name(request), {})[request.key.request_id] = request
+        self.tenants.came(request.acquire, request.arrived)
+        self._count_long(request, 1)
+        self.policy.add(request)
+
+    def _leave(self, request: WaitingRequest) -> None:
+        """Take a request, of which the policy knows no more, out of that queue."""
+        name = self._name(request)
+        queue = self._queues[name]
+        del queue[request.key.request_id]
+        if not queue:
+            del self._queues[name]
+        self.tenants.left(request.acquire)
+        self._count_long(request, -1)
 
     def _count_long(self, request: WaitingRequest, change: int) -> None:
         if request.acquire.request_class is RequestClass.LONG:

@@ -4,6 +4,7 @@ Knows both vocabularies and nothing else; the token path passes its arrays witho
 """
 
 import time
+from collections.abc import Iterable, Mapping
 from typing import cast
 
 from protos.scheduler.v1 import scheduler_pb2
@@ -11,8 +12,8 @@ from protos.types.v1 import types_pb2
 from protos.worker.v1 import worker_pb2
 from services.domain.capacity import Capacity
 from services.domain.degradation import Step
-from services.domain.generation import Band
-from services.domain.ids import Epoch, WorkerId
+from services.domain.generation import Band, RequestClass
+from services.domain.ids import Epoch, RequestKey, TenantId, WorkerId
 from services.rpc import convert
 from services.rpc.gateway_values import Acquisition, EndReport, ModelState, Placement, Submission, Tops
 
@@ -57,9 +58,27 @@ def model_from_pb(model: scheduler_pb2.ModelState) -> ModelState:
     )
 
 
-def placement_from_pb(placement: scheduler_pb2.Placement) -> Placement:
+def terms_to_pb(
+    weights: Mapping[TenantId, float], moved: Mapping[tuple[Band, RequestClass], Iterable[RequestKey]]
+) -> scheduler_pb2.Terms:
+    """Say what tenants weigh now, and which requests belong to another band or class than they waited in."""
+    return scheduler_pb2.Terms(
+        weights={str(tenant): weight for tenant, weight in weights.items()},
+        requeued=[
+            scheduler_pb2.Requeue(
+                keys=map(convert.key_to_pb, keys),
+                band=cast(types_pb2.Band, band),
+                request_class=cast(types_pb2.RequestClass, kind.value),
+            )
+            for (band, kind), keys in moved.items()
+        ],
+    )
+
+
+def placement_from_pb(placement: scheduler_pb2.Placement, band: Band) -> Placement:
     return Placement(
         key=convert.key_from_pb(placement.key),
+        band=band,
         worker=WorkerId(placement.worker),
         epoch=Epoch(placement.epoch),
         address=placement.address,

@@ -19,10 +19,11 @@ from services.chassis.gather import take_fitting
 from services.chassis.stream import Outbox, keep_connected, run_duplex
 from services.domain.bands import Bands
 from services.domain.errors import StaleAttempt
+from services.domain.generation import Band, RequestClass
 from services.domain.ids import Epoch, RequestKey
 from services.rpc import convert
-from services.rpc.gateway_messages import acquire_to_pb, model_from_pb, placement_from_pb
-from services.rpc.gateway_values import Acquisition, ModelState, PlacementSink
+from services.rpc.gateway_messages import acquire_to_pb, model_from_pb, placement_from_pb, terms_to_pb
+from services.rpc.gateway_values import Acquisition, ModelState, PlacementSink, TenantTerms
 
 MAX_QUEUED = 4096
 """Messages that may queue for the scheduler beside those of requests that waited when it was met."""
@@ -30,7 +31,7 @@ MAX_QUEUED = 4096
 _log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Waiting:
     acquisition: Acquisition
     sink: PlacementSink
@@ -41,6 +42,7 @@ class SchedulerLink:
 
     Args:
         epoch: This boot of the gateway; asked for at each connect, for it changes after waking up.
+        terms: What tenants are entitled to; asked when a request begins to wait, and by `edited`.
         on_change: Called whenever the connection or what can be called has changed.
     """
 
@@ -51,12 +53,14 @@ class SchedulerLink:
         name: str,
         epoch: Callable[[], Epoch],
         build: str,
+        terms: TenantTerms,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._stub = SchedulerServiceStub(channel)  # type: ignore[no-untyped-call]
         self._name = name
         self._epoch = epoch
         self._build = build
+        self._terms = terms
         self._on_change = on_change
         self._waiting: dict[RequestKey, _Waiting] = {}
         self._outbox: Outbox[pb.ConnectGatewayRequest] | None = None
@@ -83,6 +87,7 @@ class SchedulerLink:
 
     def acquire(self, acquisition: Acquisition, sink: PlacementSink) -> None:
         """Ask for a place; `sink` hears of it, if need be after a reconnect."""
+        acquisition = self._terms.applied(acquisition)
         self._waiting[acquisition.key] = _Waiting(acquisition, sink)
         self._send(pb.ConnectGatewayRequest(acquire=acquire_to_pb(acquisition)))
 
@@ -91,6 +96,18 @@ class SchedulerLink:
         if self._waiting.pop(key, None) is not None or seq is not None:
             abandon = pb.Abandon(key=convert.key_to_pb(key), seq=seq)
             self._send(pb.ConnectGatewayRequest(abandon=abandon))
+
+    def edited(self) -> None:
+        """The terms of tenants changed: the scheduler hears of it, for what waits and for what is served."""
+        moved: dict[tuple[Band, RequestClass], list[RequestKey]] = {}
+        for key, one in self._waiting.items():
+            before, now = one.acquisition, self._terms.applied(one.acquisition)
+            if (now.band, now.request_class) != (before.band, before.request_class):
+                moved.setdefault((now.band, now.request_class), []).append(key)
+            one.acquisition = now
+        weights = self._terms.weights()
+        if weights or moved:
+            self._send(pb.ConnectGatewayRequest(terms=terms_to_pb(weights, moved)))
 
     def _send(self, message: pb.ConnectGatewayRequest) -> None:
         if self._outbox is not None:
@@ -142,6 +159,7 @@ class SchedulerLink:
         if self._outbox is not None:
             self._outbox.gathers = welcome.peer.reads_several
         self._on_change()
+        self.edited()  # It may have other bands than the one before, and edits were made meanwhile.
         _log.info("scheduler_connected", term=welcome.term, num_waiting=len(self._waiting))
 
     def _on_placement(self, placement: pb.Placement) -> None:
@@ -153,7 +171,7 @@ class SchedulerLink:
             # It left the queue while the placement was on its way.
             self.abandon(key, placement.seq)
             return
-        waiting.sink.on_placed(placement_from_pb(placement))
+        waiting.sink.on_placed(placement_from_pb(placement, waiting.acquisition.band))
 
 
 def _heartbeat() -> pb.ConnectGatewayRequest:

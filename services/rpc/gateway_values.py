@@ -65,8 +65,21 @@ class Acquisition:
     traceparent: str = ""
     weight: float = 1.0
     """The tenant's share relative to others'."""
+    band_asked: str | None = None
+    """The band and the class that the caller asked for: what is left of them may change with the tenant."""
+    class_asked: RequestClass | None = None
     budget_step: Step = Step.NONE
     """How far the tenant's spent budgets alone let it degrade."""
+
+
+class TenantTerms(Protocol):
+    """What tenants' terms are at the moment."""
+
+    def applied(self, one: Acquisition) -> Acquisition:
+        """Return a request under the terms of now: another band, class or weight, or the same."""
+
+    def weights(self) -> Mapping[TenantId, float]:
+        """Return the weights of tenants with something live."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +87,8 @@ class Placement:
     """A place on a worker, to be answered by Submit or Abandon."""
 
     key: RequestKey
+    band: Band
+    """In which it waited last."""
     worker: WorkerId
     epoch: Epoch
     address: str

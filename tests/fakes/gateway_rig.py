@@ -128,8 +128,13 @@ async def gateway_rig(
     total_pages: int = 512,
     retry_percent: float = 10.0,
     waits: bool = True,
+    scheduler_port: int | None = None,
 ) -> AsyncIterator[Rig]:
-    """Start everything, wait until it is ready if it `waits`, and take it down again."""
+    """Start everything, wait until it is ready if it `waits`, and take it down again.
+
+    Args:
+        scheduler_port: Of another scheduler than the fake one, which then nobody asks.
+    """
     model = scheduler_pb2.ModelState(
         name="tiny",
         revision="r1",
@@ -147,7 +152,8 @@ async def gateway_rig(
     await scheduler.start()
     store = MemoryQuota(time.time) if quota is None else quota
     metrics = Metrics()
-    scheduler_channel = create_channel(f"127.0.0.1:{scheduler.port}")
+    asked_port = scheduler.port if scheduler_port is None else scheduler_port
+    scheduler_channel = create_channel(f"127.0.0.1:{asked_port}")
     async with asyncio.TaskGroup() as group:
         host = TaskHost(group)
         with ThreadPoolExecutor(2) as executor:

@@ -141,6 +141,16 @@ async def sizes_sent(
             await server.stop(None)
 
 
+class AsAsked:
+    """Tenants that nobody edits."""
+
+    def applied(self, one: Acquisition) -> Acquisition:
+        return one
+
+    def weights(self) -> dict[TenantId, float]:
+        return {}
+
+
 class Sink:
     def on_placed(self, placement: Any) -> None: ...
 
@@ -169,9 +179,7 @@ async def test_more_waits_than_one_message_takes_and_all_of_it_is_asked_for_agai
     """160 prompts of 128k tokens: their hashes alone are 21 MB, a channel takes 16."""
 
     def open_link(channel: grpc.aio.Channel) -> tuple[Any, asyncio.Event, Any]:
-        link = SchedulerLink(
-            channel, name="gateway-0", epoch=lambda: Epoch(1), build="test", on_change=lambda: None
-        )
+        link = SchedulerLink(channel, name="gateway-0", epoch=lambda: Epoch(1), build="test", terms=AsAsked())
         for number in range(160):
             link.acquire(acquisition(RequestKey(RequestId(f"w{number}"), 1), num_blocks=8192), Sink())
         at_once = asyncio.Event()
@@ -192,7 +200,12 @@ async def test_a_gateway_gathers_what_it_asks_for(reads_several: bool) -> None:
                 welcome.set()
 
         link = SchedulerLink(
-            channel, name="gateway-0", epoch=lambda: Epoch(1), build="test", on_change=on_change
+            channel,
+            name="gateway-0",
+            epoch=lambda: Epoch(1),
+            build="test",
+            terms=AsAsked(),
+            on_change=on_change,
         )
 
         def say(key: RequestKey) -> None:

@@ -20,18 +20,20 @@ BREAKER_OPEN: Breaker
 BREAKER_HALF_OPEN: Breaker
 
 class ConnectGatewayRequest(_message.Message):
-    __slots__ = ("hello", "acquire", "abandon", "heartbeat", "several")
+    __slots__ = ("hello", "acquire", "abandon", "heartbeat", "terms", "several")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ACQUIRE_FIELD_NUMBER: _ClassVar[int]
     ABANDON_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
     SEVERAL_FIELD_NUMBER: _ClassVar[int]
     hello: GatewayHello
     acquire: Acquire
     abandon: Abandon
     heartbeat: _types_pb2.Heartbeat
+    terms: Terms
     several: _containers.RepeatedCompositeFieldContainer[ConnectGatewayRequest]
-    def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., acquire: _Optional[_Union[Acquire, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., heartbeat: _Optional[_Union[_types_pb2.Heartbeat, _Mapping]] = ..., several: _Optional[_Iterable[_Union[ConnectGatewayRequest, _Mapping]]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[GatewayHello, _Mapping]] = ..., acquire: _Optional[_Union[Acquire, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., heartbeat: _Optional[_Union[_types_pb2.Heartbeat, _Mapping]] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., several: _Optional[_Iterable[_Union[ConnectGatewayRequest, _Mapping]]] = ...) -> None: ...
 
 class GatewayHello(_message.Message):
     __slots__ = ("peer", "waiting")
@@ -90,6 +92,31 @@ class Abandon(_message.Message):
     key: _types_pb2.RequestKey
     seq: int
     def __init__(self, key: _Optional[_Union[_types_pb2.RequestKey, _Mapping]] = ..., seq: _Optional[int] = ...) -> None: ...
+
+class Terms(_message.Message):
+    __slots__ = ("weights", "requeued")
+    class WeightsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    REQUEUED_FIELD_NUMBER: _ClassVar[int]
+    weights: _containers.ScalarMap[str, float]
+    requeued: _containers.RepeatedCompositeFieldContainer[Requeue]
+    def __init__(self, weights: _Optional[_Mapping[str, float]] = ..., requeued: _Optional[_Iterable[_Union[Requeue, _Mapping]]] = ...) -> None: ...
+
+class Requeue(_message.Message):
+    __slots__ = ("keys", "band", "request_class")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    BAND_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_CLASS_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedCompositeFieldContainer[_types_pb2.RequestKey]
+    band: _types_pb2.Band
+    request_class: _types_pb2.RequestClass
+    def __init__(self, keys: _Optional[_Iterable[_Union[_types_pb2.RequestKey, _Mapping]]] = ..., band: _Optional[_Union[_types_pb2.Band, str]] = ..., request_class: _Optional[_Union[_types_pb2.RequestClass, str]] = ...) -> None: ...
 
 class ConnectGatewayResponse(_message.Message):
     __slots__ = ("welcome", "queued", "placement", "rejected", "models", "heartbeat", "several")

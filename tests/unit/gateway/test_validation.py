@@ -142,12 +142,12 @@ def test_bands_are_those_that_the_scheduler_has() -> None:
 
 
 def test_the_class_follows_the_prompt_and_can_only_be_lowered() -> None:
-    assert class_of(a_request(), a_tenant(), 100, 2048) is RequestClass.SHORT
-    assert class_of(a_request(request_class=RequestClass.LONG), a_tenant(), 100, 2048) is RequestClass.LONG
-    assert class_of(a_request(request_class=RequestClass.SHORT), a_tenant(), 2048, 2048) is RequestClass.LONG
+    assert class_of(None, a_tenant(), 100, 2048) is RequestClass.SHORT
+    assert class_of(RequestClass.LONG, a_tenant(), 100, 2048) is RequestClass.LONG
+    assert class_of(RequestClass.SHORT, a_tenant(), 2048, 2048) is RequestClass.LONG
     early = a_tenant(long_from_tokens=50)
-    assert class_of(a_request(), early, 50, 2048) is RequestClass.LONG
-    assert class_of(a_request(), early, 49, 2048) is RequestClass.SHORT
+    assert class_of(None, early, 50, 2048) is RequestClass.LONG
+    assert class_of(None, early, 49, 2048) is RequestClass.SHORT
 
 
 @pytest.mark.failure("B051")

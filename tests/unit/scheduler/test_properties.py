@@ -5,9 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.core.fair_queue import FairPolicy
+from scheduler.core.request import Requeue, Terms
 from services.domain.bands import Bands
 from services.domain.generation import Band, Limits, RequestClass
-from services.domain.ids import WorkerId
+from services.domain.ids import GatewayId, TenantId, WorkerId
 from tests.unit.scheduler.builders import acquire
 from tests.unit.scheduler.simulation import World, last_attempts
 
@@ -15,7 +16,20 @@ SEEDS = st.integers(0, 2**32 - 1)
 POOLS = st.lists(st.integers(4, 80), min_size=1, max_size=4)
 
 
-def storm(world: World, num_requests: int, *, deaths: bool) -> None:
+def edit(world: World, gateway: str) -> None:
+    """A tenant weighs more or less, and some of what a gateway asked for, placed or not, moves."""
+    draw = world.random
+    mine = [key for key, (name, _, _) in world.asked.items() if name == gateway]
+    moved = Requeue(
+        keys=tuple(draw.sample(mine, min(len(mine), 8))),
+        band=draw.choice(list(Bands())),
+        request_class=draw.choice(list(RequestClass)),
+    )
+    weights = {TenantId(draw.choice("abcd")): draw.choice([0.5, 1.0, 4.0])}
+    world.core.edited(GatewayId(gateway), Terms(weights, (moved,)))
+
+
+def storm(world: World, num_requests: int, *, deaths: bool, edits: bool = False) -> None:
     """Requests of all sizes and bands arrive; some leave, run out of time, or lose gateway or worker."""
     draw = world.random
     for i in range(num_requests):
@@ -38,18 +52,20 @@ def storm(world: World, num_requests: int, *, deaths: bool) -> None:
             world.kill_gateway(gateway)
         if deaths and draw.random() < 0.03:
             world.kill_worker(WorkerId(f"worker-{draw.randrange(4)}"))
+        if edits and draw.random() < 0.2:
+            edit(world, gateway)
         if draw.random() < 0.7:
             world.run_until(world.now + draw.expovariate(20.0))
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=SEEDS, pools=POOLS, deaths=st.booleans(), fair=st.booleans())
+@given(seed=SEEDS, pools=POOLS, deaths=st.booleans(), edits=st.booleans(), fair=st.booleans())
 def test_every_request_is_answered_once_and_nothing_is_left(
-    seed: int, pools: list[int], deaths: bool, fair: bool
+    seed: int, pools: list[int], deaths: bool, edits: bool, fair: bool
 ) -> None:
     policy = FairPolicy()
     world = World(seed, pools, policy=policy if fair else None)
-    storm(world, 60, deaths=deaths)
+    storm(world, 60, deaths=deaths, edits=edits)
     world.run_until(world.now + 300.0)
     for key in world.asked:
         assert world.answers[key] <= 1, "answered twice"
