@@ -1,6 +1,6 @@
 """Fits a request to a model: checks it, tokenises its prompt and resolves its lengths.
 
-Where its band has degraded, the request may get less than it asked for; what, is said beside the result.
+Where its tenant has degraded, the request may get less than it asked for; what, is said beside the result.
 Knows models and the tokenizer by their interfaces; reserves nothing and asks nobody for a place.
 """
 
@@ -50,7 +50,7 @@ async def fit(
     """Fit a request to the model that its tenant means, or while that is overloaded to a smaller one.
 
     Args:
-        budget_step: How far its tenant's budgets let it degrade, if that is further than its band has.
+        budget_step: How far its tenant's budgets let it degrade, if that is further than overload has.
 
     Raises:
         ServeError: A field is out of range, the prompt cannot fit, or nobody serves the model.
@@ -58,7 +58,7 @@ async def fit(
     model = models.find_for(tenant, request.model)
     seed = secrets.randbits(64)
     options = check(request, tenant, model.profile, seed, models.bands)
-    step = model.state.steps.get(options.band, Step.NONE)
+    step = models.step(model, options.band, tenant.id)
     held = unheld(step, model.state.batch_wait_s)
     name = model.local.name
     aliases = [alias for alias, meant in tenant.aliases.items() if meant == name]

@@ -13,8 +13,11 @@ from gateway.core.request import ChatTurn
 from gateway.core.validation import ModelProfile
 from services.artifacts.artifact import open_artifact
 from services.domain.bands import Bands
+from services.domain.degradation import Step
 from services.domain.document_values import shown
 from services.domain.errors import ErrorDetail, NotYours, NoWorker, UnknownModel
+from services.domain.generation import Band
+from services.domain.ids import TenantId
 from services.domain.tenant import Tenant
 from services.rpc.gateway_values import ModelState
 
@@ -78,6 +81,7 @@ class ModelBook:
     Args:
         states: What the scheduler last said; asked for each time.
         bands: The same of its bands.
+        tenant_steps: The same of how far tenants have climbed the ladder of degradation by themselves.
     """
 
     def __init__(
@@ -85,15 +89,21 @@ class ModelBook:
         models: Sequence[LocalModel],
         states: Callable[[], Mapping[str, ModelState]],
         bands: Callable[[], Bands] = Bands,
+        tenant_steps: Callable[[], Mapping[tuple[str, Band, TenantId], Step]] = dict,
     ) -> None:
         self._local = {model.name: model for model in models}
         self._states = states
         self._bands = bands
+        self._tenant_steps = tenant_steps
 
     @property
     def bands(self) -> Bands:
         """Return the bands that a request may ask for now."""
         return self._bands()
+
+    def names(self) -> frozenset[str]:
+        """Return the models that this gateway or any worker has."""
+        return frozenset(self._local) | frozenset(self._states())
 
     def served(self) -> list[ModelState]:
         """Return the models that can be called now, by name."""
@@ -108,6 +118,11 @@ class ModelBook:
             for name, model in sorted(names.items())
             if model in served and (tenant.models is None or model in tenant.models)
         ]
+
+    def step(self, model: ServedModel, band: Band, tenant: TenantId) -> Step:
+        """Return how far a tenant has degraded in a band, by itself or with all of it."""
+        of_tenant = self._tenant_steps().get((model.state.name, band, tenant), Step.NONE)
+        return max(model.state.steps.get(band, Step.NONE), of_tenant)
 
     def find(self, name: str) -> ServedModel:
         """Return a model.

@@ -5,13 +5,14 @@ nothing of messages and nothing of keys beyond that a tenant's go with it.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import orjson
 
 from gateway.core.directory import Change, Document, Kind
 from gateway.core.keys import key_to_document
+from gateway.core.smaller_models import check_smaller_models
 from gateway.tenant_feed import Edit, TenantFeed
 from services.domain.bands import Bands
 from services.domain.document_values import nearest_name, refused
@@ -51,10 +52,15 @@ class Applied:
 
 
 class TenantAdmin:
-    """See the module. Every method works on the newest state, or raises DependencyDown."""
+    """See the module. Every method works on the newest state, or raises DependencyDown.
 
-    def __init__(self, feed: TenantFeed) -> None:
+    Args:
+        models: Returns the models that are known here.
+    """
+
+    def __init__(self, feed: TenantFeed, models: Callable[[], Collection[str]] = tuple) -> None:
         self._feed = feed
+        self._models = models
         self._directory = feed.directory
 
     async def get(self, tenant: TenantId) -> tuple[Record, Tenant]:
@@ -228,10 +234,12 @@ class TenantAdmin:
             children = [one.id for one in self._directory.book.children(name) if one.id not in tenants]
             if after is None and children:
                 raise InvalidField("id", f"must be of a tenant without children, {name} has {children[0]}")
-        book = self._directory.book.replaced(tenants)
+        book, models = self._directory.book.replaced(tenants), self._models()
         for name, after in tenants.items():
-            if after is not None and name in self._directory.book:
-                self._check_stays(name, book)
+            if after is not None:
+                check_smaller_models(name, self._directory.book, book, models)
+                if name in self._directory.book:
+                    self._check_stays(name, book)
         return Edit(changes, book)
 
     def _check_stays(self, name: TenantId, after: TenantBook) -> None:

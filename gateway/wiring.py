@@ -122,9 +122,14 @@ def build_parts(
     table = LiveTable(max_live)
     terms = CurrentTerms(tenants, table, settings.long_from_tokens)
     scheduler = _scheduler_link(host, name, scheduler_channel, tenants, terms, changed)
-    admin = _admin_parts(host, tenants, tenant_log, server_key, auth, scheduler, changed)
     workers = WorkerLinks(name=name, epoch=lambda: host.epoch, build=BUILD, spawn=host.spawn, tls=tls)
-    book = ModelBook(models, lambda: scheduler.models, lambda: scheduler.bands or Bands())
+    book = ModelBook(
+        models,
+        lambda: scheduler.models,
+        lambda: scheduler.bands or Bands(),
+        lambda: scheduler.tenant_steps,
+    )
+    admin = _admin_parts(host, tenants, tenant_log, server_key, auth, scheduler, book, changed)
     encoder = PromptEncoder(executor, gateway_metrics.tokenized)
     store = OutagePolicy(quota)
     budgets = BudgetEnforcement(table)
@@ -209,6 +214,7 @@ def _admin_parts(
     server_key: bytes,
     auth: Authenticator,
     scheduler: SchedulerLink,
+    models: ModelBook,
     changed: asyncio.Event,
 ) -> AdminParts:
     """Return what tenants and keys are administered by; they follow the store from now on, and the scheduler
@@ -220,4 +226,5 @@ def _admin_parts(
 
     feed = TenantFeed(tenants, log, auth.take_used, on_change)
     host.spawn(feed.run(), name="tenants")
-    return AdminParts(feed=feed, log=log, tenants=TenantAdmin(feed), keys=KeyAdmin(feed, log, server_key))
+    admin = TenantAdmin(feed, models.names)
+    return AdminParts(feed=feed, log=log, tenants=admin, keys=KeyAdmin(feed, log, server_key))

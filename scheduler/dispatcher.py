@@ -15,7 +15,7 @@ from opentelemetry.trace import Span
 
 from scheduler.core.boots import Boots
 from scheduler.core.credits import Report, WorkerHello
-from scheduler.core.outputs import AskMatch, ModelsChanged, Output, Placed, PlacementsMade, Ranks, Rejected
+from scheduler.core.outputs import AskMatch, Output, Placed, PlacementsMade, Ranks, Rejected, ToAllGateways
 from scheduler.core.policy import QueuePolicy
 from scheduler.core.request import Acquire, Match, Terms
 from scheduler.core.rules import Rules
@@ -97,7 +97,8 @@ class Dispatcher:
         if gateway in self.gateways:
             self.gateways[gateway][1].close()
         self.gateways[gateway] = epoch, session
-        session.send(ModelsChanged(self.core.fleet.models()))
+        for output in self.core.known_to_gateways():
+            session.send(output)
         for acquire in waiting:
             self._begin_span(acquire)
         self._deliver(self.core.gateway_connected(gateway, waiting, self._clock()))
@@ -268,7 +269,7 @@ class Dispatcher:
                 if self._ask is not None:
                     span = self._spans.get(output.acquire.key)
                     self._ask(output, "" if span is None else inject(span))
-            elif isinstance(output, ModelsChanged):
+            elif isinstance(output, ToAllGateways):
                 for _, session in self.gateways.values():
                     session.send(output)
             elif isinstance(output, PlacementsMade | Ranks):

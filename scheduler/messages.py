@@ -11,6 +11,7 @@ from protos.scheduler.v1 import scheduler_pb2 as pb
 from protos.types.v1 import types_pb2
 from scheduler.core.breaker import Breaker, State
 from scheduler.core.credits import Report, WorkerHello
+from scheduler.core.degrade import TenantStep
 from scheduler.core.outputs import (
     ModelsChanged,
     ModelState,
@@ -20,6 +21,7 @@ from scheduler.core.outputs import (
     Queued,
     Ranks,
     Rejected,
+    TenantStepsChanged,
 )
 from scheduler.core.request import Acquire, PromptUse, Requeue, TenantUse, Terms
 from scheduler.core.share_queue import FairRules
@@ -169,6 +171,8 @@ def to_gateway(output: Output, term: int) -> pb.ConnectGatewayResponse:
             expected_wait_ms=None if wait_s is None else round(wait_s * 1000),
         )
         return pb.ConnectGatewayResponse(queued=queued)
+    if isinstance(output, TenantStepsChanged):
+        return pb.ConnectGatewayResponse(tenant_steps=pb.TenantSteps(steps=tenant_steps(output.steps)))
     assert isinstance(output, ModelsChanged), "nothing else is for gateways"
     return pb.ConnectGatewayResponse(models=pb.Models(models=models(output.models)))
 
@@ -212,6 +216,18 @@ def models(states: Iterable[ModelState]) -> list[pb.ModelState]:
             batch_wait_ms=round(model.batch_wait_s * 1000),
         )
         for model in states
+    ]
+
+
+def tenant_steps(steps: Iterable[TenantStep]) -> list[pb.TenantStep]:
+    return [
+        pb.TenantStep(
+            model=one.model,
+            band=cast(types_pb2.Band, one.band),
+            tenant=one.tenant,
+            step=cast(types_pb2.DegradationStep, one.step.value),
+        )
+        for one in steps
     ]
 
 

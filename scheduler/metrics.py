@@ -3,6 +3,8 @@
 Knows the core's outputs and tables; changes nothing.
 """
 
+from collections import Counter
+
 from scheduler.core.breaker import Breaker, State
 from scheduler.core.outputs import Output, Placed, Rejected
 from scheduler.core.state import SchedulerCore
@@ -32,7 +34,14 @@ class SchedulerMetrics:
             "quire_queue_seconds", "Time from arrival to placement", ("band", "request_class")
         )
         self._steps = metrics.gauge(
-            "quire_degradation_step", "How far a band has degraded, 0 to 6", ("model", "band")
+            "quire_degradation_step",
+            "How far a band has degraded for all of its tenants, 0 to 6",
+            ("model", "band"),
+        )
+        self._tenants = metrics.gauge(
+            "quire_degraded_tenants",
+            "Tenants that have degraded by themselves, by their step",
+            ("model", "band", "step"),
         )
         self._breakers = metrics.gauge(
             "quire_breaker_state", "A worker's breaker: 0 closed, 1 half open, 2 open", ("worker",)
@@ -46,6 +55,7 @@ class SchedulerMetrics:
         self._openings: dict[str, int] = {}
         self._workers_shown: set[str] = set()
         self._degraded: set[tuple[str, str]] = set()
+        self._degraded_tenants: set[tuple[str, str, str]] = set()
 
     def handled(self, output: Output) -> None:
         """Count one output."""
@@ -75,6 +85,7 @@ class SchedulerMetrics:
         for labels, step in steps.items():
             self._steps.set(step, *labels)
         self._degraded = set(steps)
+        self._show_tenants(core)
         for name in self._workers_shown - set(core.fleet.workers):
             self._credits.set(0, name)
             self._breakers.set(0, name)
@@ -86,6 +97,15 @@ class SchedulerMetrics:
                 self._breakers.set(_LEVELS[breaker.state], name)
                 self._count_openings(name, breaker)
         self._quarantined.set(len(core.faults.quarantine.entries(now)))
+
+    def _show_tenants(self, core: SchedulerCore) -> None:
+        """Count the tenants on each step; none of them is named."""
+        counts = Counter(
+            (one.model, self._bands.name(one.band), one.step.name.lower()) for one in core.ladder.tenants()
+        )
+        for labels in self._degraded_tenants | set(counts):
+            self._tenants.set(counts[labels], *labels)
+        self._degraded_tenants = set(counts)
 
     def _count_openings(self, name: str, breaker: Breaker) -> None:
         new = breaker.num_opened - self._openings.get(name, 0)

@@ -170,6 +170,7 @@ class SchedulerService(scheduler_pb2_grpc.SchedulerServiceServicer):
                 for held in core.faults.quarantine.entries(now)
             ],
             tenants=messages.tenants(core.room.tenants) if request.tenants else (),
+            tenant_steps=messages.tenant_steps(core.ladder.tenants()),
         )
 
     async def DrainWorker(

@@ -11,12 +11,14 @@ from typing import Any
 
 from bench.scheduler import GATEWAY, POLICIES, acquire, decide, fleet, measure
 from bench.tenants.table import Row, policy_row
+from scheduler.core.degrade import LadderRules
 from scheduler.core.rules import Rules
 from scheduler.core.state import SchedulerCore
 from services.domain.ids import WorkerId
 
 NUM_TENANTS, NUM_WORKERS, NUM_DECISIONS = 100, 8, 40
 SCHEDULER = "scheduler.core"
+NO_LADDER = LadderRules()
 
 
 def bytecodes(work: Callable[[], object]) -> int:
@@ -42,14 +44,17 @@ def bytecodes(work: Callable[[], object]) -> int:
     return count
 
 
-def per_decision(policy: str, num_waiting: int, failed: WorkerId | None = None) -> float:
+def per_decision(
+    policy: str, num_waiting: int, failed: WorkerId | None = None, ladder: LadderRules = NO_LADDER
+) -> float:
     """Return the bytecodes of one Acquire, one Report and one placement while so many wait.
 
     Args:
         failed: A worker that all who wait avoid; it says nothing.
+        ladder: The time is too short for it to climb.
     """
     avoid = frozenset() if failed is None else frozenset({(failed, None)})
-    rules = Rules(max_waiting=10**9, max_waiting_tokens=10**12, boot_grace_s=0.0)
+    rules = Rules(max_waiting=10**9, max_waiting_tokens=10**12, boot_grace_s=0.0, ladder=ladder)
     core = SchedulerCore(rules, POLICIES[policy](), 0.0)
     names = [name for name in fleet(core, NUM_WORKERS) if name != failed]
     for number in range(num_waiting):

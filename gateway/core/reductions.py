@@ -1,4 +1,4 @@
-"""What one request gets less of, by the step its band stands on and what its tenant agreed to.
+"""What one request gets less of, by the step its tenant stands on and what its tenant agreed to.
 
 Pure: knows neither pressure nor models beyond their names.
 """

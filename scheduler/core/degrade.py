@@ -1,25 +1,35 @@
-"""How far each band of each model has climbed the ladder of degradation.
+"""How far each band of each model, and each tenant in it, has climbed the ladder of degradation.
 
-Driven by pressure: how long the oldest request of a band waits against its target, and how full the KV pools
-are while somebody waits. Between the rising and the falling threshold nothing moves, each move takes its
-time, and a band that climbs again soon after it came down stays longer: so neither noise at a threshold nor
-the ladder's own relief makes it flap. A step concerns a band as a whole; what it does to each of the band's
-tenants is others' to say: the content of a request is its tenant's agreement (`gateway.core.reductions`), and
-who is throttled or refused is a matter of shares (`scheduler.core.refusals`). Knows no requests, no tenant
-and no clock; what a step means is not known here.
+A tenant has a rung of its own, driven by how long its oldest request waits against the band's target. The
+band has one for what concerns all of its tenants: full KV pools while somebody waits, better bands that are
+late, and lateness that is nobody's flood, when most of the tenants that wait are late although each asks
+within its share. A tenant stands on the higher of the two.
+
+Two orders hold. Low bands climb first: a band's own rung is a step ahead of all rungs of the bands above it,
+and comes down after them. And who floods climbs first: while somebody is late that asks for more than its
+share, who asks for less stays a step behind it, so a neighbour's flood moves nobody else. Between the rising
+and the falling threshold nothing moves, each move takes its time, and what climbs again soon after it came
+down stays longer: so neither noise at a threshold nor the ladder's own relief makes it flap.
+
+Held are those who stand on a step, are late, or came down so lately that climbing again counts as soon. A
+look takes as long as there are tenants that wait; nothing else here depends on how many there are. What a
+step does to a request is others' to say: its content is its tenant's agreement (`gateway.core.reductions`),
+who is refused `scheduler.core.refusals`'s. Knows no requests and no clock.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from services.domain.degradation import Step
 from services.domain.generation import Band
+from services.domain.ids import TenantId
 
 LOOK_EVERY_S = 1.0
 """Least time between two looks."""
 
 MAX_STAY_S = 600.0
-"""A band is tried one step lower at least this often while the pressure is low."""
+"""A rung is tried one step lower at least this often while the pressure is low."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,30 +37,49 @@ class LadderRules:
     """Thresholds. Pressure 1.0 is a wait of just the target, or pools as full as they may be."""
 
     targets_s: Mapping[Band, float] = field(default_factory=dict)
-    """Longest a band's oldest request should wait; a band without one never climbs."""
+    """Longest a tenant's oldest request in a band should wait; a band without one never climbs."""
     most_held: float = 0.98
     """Part of the KV pages that may be held while requests wait."""
     fall_at: float = 0.5
-    """Pressure up to which a band comes down; it climbs from 1.0 on."""
+    """Pressure up to which a rung comes down; it climbs from 1.0 on."""
     rise_after_s: float = 5.0
     """So long the pressure must stay high before each step up."""
     fall_after_s: float = 30.0
-    """The same for each step down; doubled each time a band climbs again within that time of coming down."""
+    """The same for each step down; doubled each time a rung climbs again within that time of coming down."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """What presses on one model."""
 
-    waits_s: Mapping[Band, float] = field(default_factory=dict)
-    """How long the oldest request of each band has waited; bands with nobody are absent."""
+    waits_s: Mapping[Band, Mapping[TenantId, float]] = field(default_factory=dict)
+    """How long the oldest request of each tenant has waited; who has none is absent."""
     held: float = 0.0
     """Part of the model's KV pages that is held, 0 to 1."""
+    is_within_share: Callable[[TenantId, Band], bool] = lambda tenant, band: False
+    """Says whether a tenant that waits asks for no more than its share of the band."""
+
+
+class TenantStep(NamedTuple):
+    """How far one tenant has climbed by itself."""
+
+    model: str
+    band: Band
+    tenant: TenantId
+    step: Step
+
+
+class Moved(NamedTuple):
+    """What one look has changed."""
+
+    bands: bool
+    """Whether any band's own step is another one."""
+    tenants: tuple[TenantStep, ...]
 
 
 @dataclass(slots=True)
 class _Rung:
-    """One band of one model."""
+    """How far somebody has climbed, and what it takes to move."""
 
     step: Step = Step.NONE
     high_since: float | None = None
@@ -58,29 +87,129 @@ class _Rung:
     stay_s: float = 0.0
     fell_at: float | None = None
 
+    def climb(self, pressure: float, below: Step, rules: LadderRules, now: float) -> None:
+        """Take a step up if it is time.
+
+        Args:
+            below: Where those stand that have to be ahead.
+        """
+        if pressure < 1.0:
+            self.high_since = None
+            return
+        if self.high_since is None:
+            self.high_since = now
+        may_lead = below is Step.REFUSE or self.step + 1 < below
+        if now - self.high_since < rules.rise_after_s or self.step is Step.REFUSE or not may_lead:
+            return
+        stay_s = max(self.stay_s, rules.fall_after_s)
+        if self.fell_at is not None:
+            stay_s = min(MAX_STAY_S, 2 * stay_s) if self._is_soon(rules, now) else rules.fall_after_s
+            self.fell_at = None
+        self.stay_s = stay_s
+        self.step = Step(self.step + 1)
+        self.high_since = now
+
+    def come_down(self, pressure: float, above: Step, rules: LadderRules, now: float) -> None:
+        """Take a step down if it is time.
+
+        Args:
+            above: Where those stand that have to be behind.
+        """
+        if pressure > rules.fall_at:
+            self.low_since = None
+            return
+        if self.low_since is None:
+            self.low_since = now
+        must_lead = above > Step.NONE and self.step <= above + 1
+        if now - self.low_since < self.stay_s or self.step is Step.NONE or must_lead:
+            return
+        self.step = Step(self.step - 1)
+        self.fell_at = self.low_since = now
+
+    def says_nothing(self, rules: LadderRules, now: float) -> bool:
+        """Say whether a new rung would do as well."""
+        return self.step is Step.NONE and self.high_since is None and not self._is_soon(rules, now)
+
+    def _is_soon(self, rules: LadderRules, now: float) -> bool:
+        """Say whether climbing now would be soon after coming down."""
+        stay_s = max(self.stay_s, rules.fall_after_s)
+        return self.fell_at is not None and now - self.fell_at < stay_s + rules.rise_after_s
+
+
+@dataclass(slots=True)
+class _BandRungs:
+    """One band of one model."""
+
+    own: _Rung = field(default_factory=_Rung)
+    tenants: dict[TenantId, _Rung] = field(default_factory=dict)
+
+    @property
+    def highest(self) -> Step:
+        return max([self.own.step, *[rung.step for rung in self.tenants.values()]])
+
+
+class _Pressure:
+    """What presses on one band at one look. Waits are in parts of the target."""
+
+    def __init__(self, band: Band, load: Load, target_s: float, fall_at: float) -> None:
+        self.waits = {tenant: wait_s / target_s for tenant, wait_s in load.waits_s.get(band, {}).items()}
+        self.flooding = {
+            tenant
+            for tenant, wait in self.waits.items()
+            if wait > fall_at and not load.is_within_share(tenant, band)
+        }
+        """Those of the late, and of those that are about to be, that ask for more than their share."""
+        self.worst = max(self.waits.values(), default=0.0)
+        self.common = 0.0
+        """What is so of most of the others; of one alone nothing is. Worked number: of waits of 3, 2 and 0.1
+        it is 2, of 3 and 0.1 it is 0.1."""
+        others = sorted(wait for tenant, wait in self.waits.items() if tenant not in self.flooding)
+        if len(others) > 1:
+            self.common = others[(len(others) - 1) // 2]
+
 
 class Ladder:
-    """The steps of all bands of all models.
-
-    A lower band is always at least one step ahead of a better one, or at the top: low bands climb first and
-    come down last.
-    """
+    """The rungs of all bands of all models and of their tenants."""
 
     def __init__(self, rules: LadderRules) -> None:
         self._rules = rules
         self._bands = sorted(rules.targets_s, reverse=True)
         """Lowest first."""
-        self._rungs: dict[str, dict[Band, _Rung]] = {}
+        self._models: dict[str, dict[Band, _BandRungs]] = {}
+        self._has_climbed = False
         self._next_look = float("-inf")
 
-    def step(self, model: str, band: Band) -> Step:
+    @property
+    def num_held(self) -> int:
+        """Tenants' rungs that are held."""
+        return sum(len(band.tenants) for bands in self._models.values() for band in bands.values())
+
+    def step(self, model: str, band: Band, tenant: TenantId) -> Step:
+        """Return how far a tenant has climbed, by itself or with its band."""
+        return max(self.band_step(model, band), self.tenant_step(model, band, tenant))
+
+    def band_step(self, model: str, band: Band) -> Step:
         """Return how far a band has climbed."""
-        rung = self._rungs.get(model, {}).get(band)
+        rungs = self._models.get(model, {}).get(band)
+        return Step.NONE if rungs is None else rungs.own.step
+
+    def tenant_step(self, model: str, band: Band, tenant: TenantId) -> Step:
+        """Return how far a tenant has climbed by itself."""
+        rungs = self._models.get(model, {}).get(band)
+        rung = None if rungs is None else rungs.tenants.get(tenant)
         return Step.NONE if rung is None else rung.step
 
     def steps(self, model: str) -> dict[Band, Step]:
         """Return the bands of a model that have climbed."""
-        return {band: rung.step for band, rung in self._rungs.get(model, {}).items() if rung.step}
+        return {band: rungs.own.step for band, rungs in self._models.get(model, {}).items() if rungs.own.step}
+
+    def tenants(self) -> Iterator[TenantStep]:
+        """Yield the tenants that have climbed by themselves."""
+        for model, bands in self._models.items():
+            for band, rungs in bands.items():
+                for tenant, rung in rungs.tenants.items():
+                    if rung.step:
+                        yield TenantStep(model, band, tenant, rung.step)
 
     def is_due(self, now: float) -> bool:
         return bool(self._bands) and now >= self._next_look
@@ -91,70 +220,69 @@ class Ladder:
         Args:
             is_waiting: Somebody waits, so the pressure rises by itself.
         """
-        has_climbed = any(rung.step for rungs in self._rungs.values() for rung in rungs.values())
-        return self._next_look if self._bands and (is_waiting or has_climbed) else None
+        return self._next_look if self._bands and (is_waiting or self._has_climbed) else None
 
-    def look(self, loads: Mapping[str, Load], now: float) -> bool:
-        """Move all bands by what is true now; return whether any step changed.
+    def look(self, loads: Mapping[str, Load], now: float) -> Moved:
+        """Move all rungs by what is true now; return what changed.
 
         Args:
             loads: Of the models for which somebody waits; the others count as idle.
         """
         self._next_look = now + LOOK_EVERY_S
         for model in loads:
-            self._rungs.setdefault(model, {band: _Rung() for band in self._bands})
-        changed = [self._move(rungs, loads.get(model, Load()), now) for model, rungs in self._rungs.items()]
-        return any(changed)
+            self._models.setdefault(model, {band: _BandRungs() for band in self._bands})
+        bands_before = {model: self.steps(model) for model in self._models}
+        before = {one[:3]: one for one in self.tenants()}
+        for model, bands in self._models.items():
+            self._move(bands, loads.get(model, Load()), now)
+        after = {one[:3]: one for one in self.tenants()}
+        gone = [one._replace(step=Step.NONE) for where, one in before.items() if where not in after]
+        moved = [one for where, one in after.items() if before.get(where) != one]
+        self._has_climbed = bool(after) or any(map(self.steps, self._models))
+        is_other = any(self.steps(model) != steps for model, steps in bands_before.items())
+        return Moved(is_other, (*gone, *moved))
 
-    def _move(self, rungs: Mapping[Band, _Rung], load: Load, now: float) -> bool:
-        before = [rung.step for rung in rungs.values()]
-        pressures = self._pressures(load)
+    def _move(self, bands: Mapping[Band, _BandRungs], load: Load, now: float) -> None:
+        targets_s, fall_at = self._rules.targets_s, self._rules.fall_at
+        pressures = {band: _Pressure(band, load, targets_s[band], fall_at) for band in self._bands}
+        # Full pools alone are good use of memory; they press only while somebody waits.
+        carried = 1.0 if load.waits_s and load.held >= self._rules.most_held else 0.0
+        from_others: dict[Band, float] = {}
+        for band in reversed(self._bands):
+            from_others[band] = carried
+            carried = max(carried, pressures[band].worst)
         below = Step.REFUSE
         for band in self._bands:
-            self._climb(rungs[band], pressures[band], below, now)
-            below = rungs[band].step
+            self._climb(bands[band], pressures[band], from_others[band], below, now)
+            below = bands[band].own.step
         above = Step.NONE
         for band in reversed(self._bands):
-            self._come_down(rungs[band], pressures[band], above, now)
-            above = rungs[band].step
-        return before != [rung.step for rung in rungs.values()]
+            self._come_down(bands[band], pressures[band], from_others[band], above, now)
+            above = bands[band].highest
 
-    def _pressures(self, load: Load) -> dict[Band, float]:
-        """Return each band's pressure: its own, or that of a better band, which a lower one must relieve."""
-        pressures: dict[Band, float] = {}
-        # Full pools alone are good use of memory; they press only while somebody waits.
-        worst = 1.0 if load.waits_s and load.held >= self._rules.most_held else 0.0
-        for band in reversed(self._bands):
-            worst = max(worst, load.waits_s.get(band, 0.0) / self._rules.targets_s[band])
-            pressures[band] = worst
-        return pressures
+    def _climb(
+        self, rungs: _BandRungs, pressure: _Pressure, from_others: float, below: Step, now: float
+    ) -> None:
+        """Let a band and its tenants climb, those that flood before the others."""
+        rules, flooding, waits = self._rules, pressure.flooding, pressure.waits
+        late = [tenant for tenant, wait in waits.items() if wait >= 1.0]
+        for tenant in late:
+            rungs.tenants.setdefault(tenant, _Rung())
+        for tenant in flooding & rungs.tenants.keys():
+            rungs.tenants[tenant].climb(waits[tenant], below, rules, now)
+        first = min((rungs.tenants[one].step for one in late if one in flooding), default=Step.REFUSE)
+        behind = min(below, first)
+        for tenant in rungs.tenants.keys() - flooding:
+            rungs.tenants[tenant].climb(waits.get(tenant, 0.0), behind, rules, now)
+        limit = below if from_others >= 1.0 else behind
+        rungs.own.climb(max(from_others, pressure.common), limit, rules, now)
 
-    def _climb(self, rung: _Rung, pressure: float, below: Step, now: float) -> None:
-        if pressure < 1.0:
-            rung.high_since = None
-            return
-        if rung.high_since is None:
-            rung.high_since = now
-        may_lead = below is Step.REFUSE or rung.step + 1 < below
-        if now - rung.high_since < self._rules.rise_after_s or rung.step is Step.REFUSE or not may_lead:
-            return
-        stay_s = max(rung.stay_s, self._rules.fall_after_s)
-        if rung.fell_at is not None:
-            soon = now - rung.fell_at < stay_s + self._rules.rise_after_s
-            stay_s = min(MAX_STAY_S, 2 * stay_s) if soon else self._rules.fall_after_s
-            rung.fell_at = None
-        rung.stay_s = stay_s
-        rung.step = Step(rung.step + 1)
-        rung.high_since = now
-
-    def _come_down(self, rung: _Rung, pressure: float, above: Step, now: float) -> None:
-        if pressure > self._rules.fall_at:
-            rung.low_since = None
-            return
-        if rung.low_since is None:
-            rung.low_since = now
-        must_lead = above > Step.NONE and rung.step <= above + 1
-        if now - rung.low_since < rung.stay_s or rung.step is Step.NONE or must_lead:
-            return
-        rung.step = Step(rung.step - 1)
-        rung.fell_at = rung.low_since = now
+    def _come_down(
+        self, rungs: _BandRungs, pressure: _Pressure, from_others: float, above: Step, now: float
+    ) -> None:
+        """Let a band and its tenants come down; forget whom there is nothing to know of."""
+        for tenant, rung in list(rungs.tenants.items()):
+            rung.come_down(pressure.waits.get(tenant, 0.0), Step.NONE, self._rules, now)
+            if rung.says_nothing(self._rules, now):
+                del rungs.tenants[tenant]
+        rungs.own.come_down(max(from_others, pressure.common), above, self._rules, now)

@@ -150,7 +150,7 @@ class FairPolicy:
         share = model.queue(acquire.band).get(acquire.tenant)
         if share is None:
             return 0, 0
-        return share.num_waiting, sum(line.waiting.num_tokens for line in share.lines)
+        return share.num_waiting, share.num_tokens_waiting
 
     def position(self, request: WaitingRequest) -> int:
         acquire = request.acquire
@@ -202,11 +202,12 @@ class FairPolicy:
             over[tenant] = max(model.uses[band].level(tenant) for model, band in places) - quantum
         return over
 
-    def asks_within_share(self, acquire: Acquire) -> bool:
-        _, num_tokens = self.waiting_of_tenant(acquire)
-        model = self._models.get(acquire.model)
-        level = 0.0 if model is None else model.uses[acquire.band].level(acquire.tenant)
-        return level + num_tokens / acquire.weight <= self._rules.quantum
+    def asks_within_share(self, tenant: TenantId, model: str, band: Band) -> bool:
+        known = self._models.get(model)
+        share = None if known is None else known.queue(band).get(tenant)
+        asked = 0.0 if share is None else share.num_tokens_waiting / share.weight
+        level = 0.0 if known is None else known.uses[band].level(tenant)
+        return level + asked <= self._rules.quantum
 
     def owed_class(self, model: str) -> RequestClass | None:
         known = self._models.get(model)

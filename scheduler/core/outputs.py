@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from scheduler.core.degrade import TenantStep
 from scheduler.core.request import Acquire
 from services.domain.degradation import Step
 from services.domain.errors import ServeError
@@ -101,4 +102,11 @@ class ModelsChanged:
     models: tuple[ModelState, ...]
 
 
-Output = Queued | Placed | Rejected | PlacementsMade | Ranks | AskMatch | ModelsChanged
+class TenantStepsChanged(NamedTuple):
+    """Every gateway should know that these tenants stand on these steps now."""
+
+    steps: tuple[TenantStep, ...]
+
+
+ToAllGateways = ModelsChanged | TenantStepsChanged
+Output = Queued | Placed | Rejected | PlacementsMade | Ranks | AskMatch | ToAllGateways

@@ -64,9 +64,11 @@ class Placer:
         """A worker said how it stands: those on it are looked at, whether they have to yield."""
         self._reported.add(worker.boot)
 
-    def open_window(self, model: str, now: float) -> None:
-        """A request came in: hold back its model for the batch wait, unless a window is open."""
-        if self._rules.batch_wait_s > 0:
+    def open_window(self, model: str, now: float, *, is_held: bool) -> None:
+        """A request came in: hold back its model for the batch wait; one not `is_held` ends that wait."""
+        if not is_held:
+            self._windows.pop(model, None)
+        elif self._rules.batch_wait_s > 0:
             self._windows.setdefault(model, now + self._rules.batch_wait_s)
 
     def expected_wait_s(self, model: str, position: int, now: float) -> float | None:
@@ -99,12 +101,9 @@ class Placer:
 
     def next_wake(self) -> float | None:
         """Return when time alone changes something here."""
-        times = list(self._windows.values())
-        for request in self._asked.values():  # The first was asked first.
-            assert request.match_asked is not None
-            times.append(request.match_asked + self._rules.match_within_s)
-            break
-        return min(times, default=None)
+        asked = next((one.match_asked for one in self._asked.values()), None)  # The first was asked first.
+        answers = [] if asked is None else [asked + self._rules.match_within_s]
+        return min([*self._windows.values(), *answers], default=None)
 
     def place(self, now: float) -> list[Output]:
         """Place all that can be placed now."""

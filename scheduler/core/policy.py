@@ -71,9 +71,8 @@ class QueuePolicy(Protocol):
     def over_share(self, worker: WorkerId) -> Mapping[TenantId, float]:
         """Return how far the tenants with requests on a worker are over their share; > 0 is over it."""
 
-    def asks_within_share(self, acquire: Acquire) -> bool:
-        """Say whether the tenant of `acquire` would be within its share of the band if all were served that
-        it waits for. Of `acquire` only what waits already counts."""
+    def asks_within_share(self, tenant: TenantId, model: str, band: Band) -> bool:
+        """Say whether a tenant would be within its share of a band if all were served that it waits for."""
 
     def owed_class(self, model: str) -> RequestClass | None:
         """Return the class of which a tenant is further behind all of the other one than fairness lets it be,
@@ -106,7 +105,7 @@ class NoAccounts:
     def over_share(self, worker: WorkerId) -> Mapping[TenantId, float]:
         return {}
 
-    def asks_within_share(self, acquire: Acquire) -> bool:
+    def asks_within_share(self, tenant: TenantId, model: str, band: Band) -> bool:
         return False
 
     def owed_class(self, model: str) -> RequestClass | None:

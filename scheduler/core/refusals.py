@@ -1,7 +1,7 @@
 """Who is refused: on arrival, and when a time of grace has ended without a worker.
 
-The ladder stands per model and band, and refuses tenants one by one: at its two last steps who waits within
-its share, and no longer than the band's target, is let in, because it is others that press.
+The two last steps of the ladder refuse. Who has climbed to them by itself is refused; of a band that has, who
+asks within its share and waits no longer than the band's target is let in, because it is others that press.
 
 Knows what waits and which workers there are, and when to look again; removes nothing and sends nothing.
 """
@@ -117,13 +117,18 @@ class Refusals:
 
     def _degraded(self, acquire: Acquire, now: float) -> Overloaded | None:
         """Refuse what the ladder lets in no more; a further attempt was let in before."""
-        step = self._ladder.step(acquire.model, acquire.band)
-        if step < Step.THROTTLE or acquire.key.attempt > 1:
+        of_band = self._ladder.band_step(acquire.model, acquire.band)
+        of_tenant = self._ladder.tenant_step(acquire.model, acquire.band, acquire.tenant)
+        if max(of_band, of_tenant) < Step.THROTTLE or acquire.key.attempt > 1:
             return None
+        step = of_tenant
+        if of_band > of_tenant and not self._others_press(acquire, now):
+            step = of_band
         own = self._room.tenants.num_waiting(acquire.tenant, acquire.model, acquire.band)
-        if (step is Step.THROTTLE and own < MOST_THROTTLED) or self._others_press(acquire, now):
+        if step < Step.THROTTLE or (step is Step.THROTTLE and own < MOST_THROTTLED):
             return None
         band = self._rules.bands.name(acquire.band)
+        who = f"this tenant in its {band} band" if step is of_tenant else f"its {band} band"
         what = f"{own} requests of this tenant wait, " if step is Step.THROTTLE else ""
         # As of every step: what would have been its due, and what it gets.
         told = Degraded(step, str(own + 1), str(MOST_THROTTLED if step is Step.THROTTLE else 0))
@@ -132,7 +137,7 @@ class Refusals:
         place = place_in_queue(position, wait_s)
         metadata = {"band": band, "waiting": str(own), **told.metadata, **place}
         return Overloaded(
-            f"{what}{acquire.model} is overloaded and its {band} band degraded to step {step.name.lower()}",
+            f"{what}{acquire.model} is overloaded and {who} degraded to step {step.name.lower()}",
             ErrorDetail(
                 quota=f"degradation/{acquire.model}/{band}",
                 retry_after_s=self._rules.ladder.fall_after_s,
@@ -144,7 +149,7 @@ class Refusals:
         """Say whether the tenant has no part in its band's pressure: it asks within its share, so it passes
         whoever floods, and so it does, as none of its requests has waited for the target. The second matters
         where many small tenants are too much together: then each waits, and none is spared."""
-        if not self._room.policy.asks_within_share(acquire):
+        if not self._room.policy.asks_within_share(acquire.tenant, acquire.model, acquire.band):
             return False
         since = self._room.tenants.waits_since(acquire.tenant, acquire.model, acquire.band)
         return since is None or now - since < self._rules.ladder.targets_s[acquire.band]

@@ -7,10 +7,11 @@ Inputs only take note; `place` decides, so whatever arrived together is placed t
 from collections.abc import Collection, Sequence
 
 from scheduler.core.credits import Report, WorkerHello
-from scheduler.core.degrade import Ladder, Load
+from scheduler.core.degrade import Ladder
 from scheduler.core.fault_watch import FaultWatch
 from scheduler.core.fleet import Fleet
 from scheduler.core.live import LiveTable
+from scheduler.core.load_watch import LoadWatch, told
 from scheduler.core.outputs import ModelsChanged, Output, PlacementsMade, Rejected
 from scheduler.core.placer import Placer
 from scheduler.core.policy import QueuePolicy
@@ -41,6 +42,7 @@ class SchedulerCore:
         self.faults = FaultWatch(rules, self.fleet, self.live)
         self._placer = Placer(rules, self.room, self.fleet, self.live, self.faults)
         self._positions = Positions(rules, self.room, self._placer)
+        self._load_watch = LoadWatch(self.ladder, self.room, self.fleet)
         self.refusals = Refusals(rules, self.room, self.fleet, self._placer, self.ladder, now)
         self._outputs: list[Output] = []
 
@@ -56,6 +58,10 @@ class SchedulerCore:
         for acquire in waiting:
             self._take_in(gateway, acquire, now, resent=True)
         return self._taken()
+
+    def known_to_gateways(self) -> list[Output]:
+        """Return what a gateway that connects has to know."""
+        return [ModelsChanged(self.fleet.models()), *told(tuple(self.ladder.tenants()))]
 
     def gateway_gone(self, gateway: GatewayId) -> list[Output]:
         """A gateway's stream broke: what it waits for goes, what it did not submit is given back."""
@@ -155,8 +161,7 @@ class SchedulerCore:
             self._outputs.append(ModelsChanged(self.fleet.models()))
         for request, error in self.refusals.due(lost, now):
             self._reject(request, error, now)
-        if self.ladder.is_due(now) and self.ladder.look(self._loads(now), now):
-            self._outputs.append(ModelsChanged(self.fleet.models()))
+        self._outputs += self._load_watch.look(now)
         self.faults.tick(now)
         self._outputs += self._placer.place(now)
         self._outputs += self._positions.update(now)
@@ -174,11 +179,6 @@ class SchedulerCore:
         return self._placer.expected_wait_s(model, position, now)
 
     # Inside
-
-    def _loads(self, now: float) -> dict[str, Load]:
-        """Return what presses on each model that something waits for."""
-        waits = self.room.waits_s(now)
-        return {model: Load(waits_s, self.fleet.held(model)) for model, waits_s in waits.items()}
 
     def _taken(self) -> list[Output]:
         outputs, self._outputs = self._outputs, []
@@ -203,8 +203,8 @@ class SchedulerCore:
         self._placer.settle_match(request, now)
         self.room.add(request)
         self._positions.arrived(request)
-        if self.ladder.step(acquire.model, acquire.band) < Step.BATCH_WAIT:
-            self._placer.open_window(acquire.model, now)
+        step = self.ladder.step(acquire.model, acquire.band, acquire.tenant)
+        self._placer.open_window(acquire.model, now, is_held=step < Step.BATCH_WAIT)
         self.refusals.let_in(request, now)
 
     def _is_news(self, gateway: GatewayId, acquire: Acquire, now: float) -> bool:

@@ -57,3 +57,8 @@ class TenantShare:
     @property
     def num_waiting(self) -> int:
         return sum(len(line.waiting) for line in self.lines)
+
+    @property
+    def num_tokens_waiting(self) -> int:
+        """Of the prompts."""
+        return sum(line.waiting.num_tokens for line in self.lines)

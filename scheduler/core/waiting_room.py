@@ -10,7 +10,7 @@ from scheduler.core.policy import QueuePolicy
 from scheduler.core.request import Requeue, Terms, WaitingRequest
 from scheduler.core.tenant_table import TenantTable
 from services.domain.generation import Band, RequestClass
-from services.domain.ids import GatewayId, RequestId, WorkerId
+from services.domain.ids import GatewayId, RequestId, TenantId, WorkerId
 
 QueueName = tuple[Band, RequestClass, str]
 
@@ -60,12 +60,13 @@ class WaitingRoom:
         """Return when the first of each queue came in. O(queues)."""
         return {name: next(iter(queue.values())).arrived for name, queue in self._queues.items()}
 
-    def waits_s(self, now: float) -> Mapping[str, dict[Band, float]]:
-        """Return how long the oldest request of each band has waited, by model. O(queues)."""
-        waits: dict[str, dict[Band, float]] = {}
-        for (band, _, model), arrived in self.oldest().items():
-            of_model = waits.setdefault(model, {})
-            of_model[band] = max(of_model.get(band, 0.0), now - arrived)
+    def waits_s(self, now: float) -> Mapping[str, dict[Band, dict[TenantId, float]]]:
+        """Return how long the oldest request of each tenant has waited, by model and band. O(tenants)."""
+        waits: dict[str, dict[Band, dict[TenantId, float]]] = {}
+        for row in self.tenants:
+            for (model, band), since in row.waiting.items():
+                of_band = waits.setdefault(model, {}).setdefault(band, {})
+                of_band[row.tenant] = now - next(iter(since.values()))
         return waits
 
     def add(self, request: WaitingRequest) -> None:

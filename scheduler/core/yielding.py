@@ -59,7 +59,11 @@ class Yielders:
         rooms = [room for band, room in self._of_band.items() if band > acquire.band]
         own = self._over_share.get(acquire.band)
         is_within = self._worker.over_share.get(acquire.tenant, 0.0) <= 0.0
-        if own is not None and is_within and self._policy.asks_within_share(acquire):
+        if (
+            own is not None
+            and is_within
+            and self._policy.asks_within_share(acquire.tenant, acquire.model, acquire.band)
+        ):
             rooms.append(own)
         num_seats, num_pages = sum(room[0] for room in rooms), sum(room[1] for room in rooms)
         worker = self._worker

@@ -21,6 +21,9 @@ from services.domain.generation import Band
 
 LIMIT_S = 1.0
 
+_OwnSteps = dict[tuple[str, int], dict[str, int]]
+"""Steps that tenants have climbed by themselves: by tenant and band, then by model."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedWorker:
@@ -63,7 +66,8 @@ class QueueStatus:
     rejected_total: int
     num_gateways: int
     degraded: tuple[str, ...]
-    """Bands that have degraded, as `model/band: step`."""
+    """Bands that have degraded, as `model/band: step`, and in which tenants have by themselves, as
+    `model/band: N by themselves, up to step`."""
     workers: tuple[PlacedWorker, ...]
     quarantine: tuple[QuarantinedPrompt, ...]
 
@@ -84,7 +88,8 @@ class TenantStatus:
     service: float
     """As fairness counts it."""
     degraded: tuple[str, ...]
-    """How far its band has degraded, as `model: step`, and its budgets let it, as `budget: step`."""
+    """How far it has degraded, by itself or with its band, as `model: step`, and its budgets let it, as
+    `budget: step`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +143,10 @@ async def queue_and_tenants(
     answer = await _queue_answer(address, tls, tenants=True)
     if answer is None:
         return None
-    return _queue_of(answer), tuple(_tenant_of(one, answer) for one in answer.tenants)
+    own: _OwnSteps = {}
+    for step in answer.tenant_steps:
+        own.setdefault((step.tenant, step.band), {})[step.model] = step.step
+    return _queue_of(answer), tuple(_tenant_of(one, answer, own) for one in answer.tenants)
 
 
 async def _queue_answer(address: str, tls: Tls | None, *, tenants: bool) -> Any | None:
@@ -151,11 +159,16 @@ def _bands_of(answer: scheduler_pb2.GetStatusResponse) -> Bands:
     return Bands(tuple(answer.bands)) if answer.bands else Bands()
 
 
-def _tenant_of(one: scheduler_pb2.TenantState, answer: scheduler_pb2.GetStatusResponse) -> TenantStatus:
-    of_band = [(model.name, each) for model in answer.models for each in model.steps]
-    steps = [(name, each.step) for name, each in of_band if each.band == one.band]
+def _tenant_of(
+    one: scheduler_pb2.TenantState, answer: scheduler_pb2.GetStatusResponse, own: _OwnSteps
+) -> TenantStatus:
+    steps: dict[str, int] = {
+        model.name: each.step for model in answer.models for each in model.steps if each.band == one.band
+    }
+    for model, step in own.get((one.tenant, one.band), {}).items():
+        steps[model] = max(step, steps.get(model, 0))
     if one.budget_step:
-        steps.append(("budget", one.budget_step))
+        steps["budget"] = one.budget_step
     return TenantStatus(
         tenant=one.tenant,
         band=_bands_of(answer).name(Band(one.band)) if one.band else "",
@@ -166,7 +179,7 @@ def _tenant_of(one: scheduler_pb2.TenantState, answer: scheduler_pb2.GetStatusRe
         cached_tokens=one.cached_tokens,
         output_tokens=one.output_tokens,
         service=one.service,
-        degraded=tuple(f"{name}: {Step(step).name.lower()}" for name, step in steps),
+        degraded=tuple(f"{name}: {Step(step).name.lower()}" for name, step in steps.items()),
     )
 
 
@@ -195,17 +208,30 @@ def _queue_of(answer: scheduler_pb2.GetStatusResponse) -> QueueStatus:
         placed_total=answer.placed_total,
         rejected_total=answer.rejected_total,
         num_gateways=len(answer.gateways),
-        degraded=tuple(
-            f"{model.name}/{bands.name(Band(one.band))}: {Step(one.step).name.lower()}"
-            for model in answer.models
-            for one in model.steps
-        ),
+        degraded=_degraded_of(answer, bands),
         workers=workers,
         quarantine=tuple(
             QuarantinedPrompt(digest=one.digest.hex(), num_workers=one.num_workers, left_s=one.left_ms / 1000)
             for one in answer.quarantine
         ),
     )
+
+
+def _degraded_of(answer: scheduler_pb2.GetStatusResponse, bands: Bands) -> tuple[str, ...]:
+    """Return what has degraded: whole bands, then how many tenants have by themselves."""
+    whole = [
+        f"{model.name}/{bands.name(Band(one.band))}: {Step(one.step).name.lower()}"
+        for model in answer.models
+        for one in model.steps
+    ]
+    by_band: dict[tuple[str, int], list[int]] = {}
+    for each in answer.tenant_steps:
+        by_band.setdefault((each.model, each.band), []).append(each.step)
+    alone = [
+        f"{model}/{bands.name(Band(band))}: {len(steps)} by themselves, up to {Step(max(steps)).name.lower()}"
+        for (model, band), steps in sorted(by_band.items())
+    ]
+    return (*whole, *alone)
 
 
 async def index_status(address: str, tls: Tls | None = None) -> IndexStatus | None:

@@ -18,9 +18,10 @@ from protos.types.v1 import types_pb2
 from services.chassis.gather import take_fitting
 from services.chassis.stream import Outbox, keep_connected, run_duplex
 from services.domain.bands import Bands
+from services.domain.degradation import Step
 from services.domain.errors import StaleAttempt
 from services.domain.generation import Band, RequestClass
-from services.domain.ids import Epoch, RequestKey
+from services.domain.ids import Epoch, RequestKey, TenantId
 from services.rpc import convert
 from services.rpc.gateway_messages import acquire_to_pb, model_from_pb, placement_from_pb, terms_to_pb
 from services.rpc.gateway_values import Acquisition, ModelState, PlacementSink, TenantTerms
@@ -69,6 +70,8 @@ class SchedulerLink:
         """Highest term seen."""
         self.models: Mapping[str, ModelState] = {}
         """Last heard; kept while the scheduler is away."""
+        self.tenant_steps: dict[tuple[str, Band, TenantId], Step] = {}
+        """How far tenants have climbed the ladder by themselves, by model and band; kept like the models."""
         self.bands: Bands | None = None
         """The same; None before any scheduler was heard."""
 
@@ -146,6 +149,8 @@ class SchedulerLink:
         elif kind == "models":
             self.models = {model.name: model_from_pb(model) for model in message.models.models}
             self._on_change()
+        elif kind == "tenant_steps":
+            self._on_tenant_steps(message.tenant_steps)
         elif kind == "welcome":
             self._on_welcome(message.welcome)
 
@@ -155,12 +160,21 @@ class SchedulerLink:
             raise StaleAttempt(f"scheduler of term {welcome.term}, term {self.term} was seen")
         self.term = welcome.term
         self.bands = Bands(tuple(welcome.bands)) if welcome.bands else Bands()
+        self.tenant_steps.clear()
         self._connected = True
         if self._outbox is not None:
             self._outbox.gathers = welcome.peer.reads_several
         self._on_change()
         self.edited()  # It may have other bands than the one before, and edits were made meanwhile.
         _log.info("scheduler_connected", term=welcome.term, num_waiting=len(self._waiting))
+
+    def _on_tenant_steps(self, changed: pb.TenantSteps) -> None:
+        for one in changed.steps:
+            where = one.model, Band(one.band), TenantId(one.tenant)
+            if one.step:
+                self.tenant_steps[where] = Step(one.step)
+            else:
+                self.tenant_steps.pop(where, None)
 
     def _on_placement(self, placement: pb.Placement) -> None:
         key = convert.key_from_pb(placement.key)

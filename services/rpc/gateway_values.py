@@ -33,7 +33,7 @@ class ModelState:
     capacity: Capacity
     """Of the largest of its workers."""
     steps: Mapping[Band, Step] = field(default_factory=dict)
-    """How far its bands have degraded; absent: not at all."""
+    """How far its bands have degraded for all of their tenants; absent: not at all."""
     batch_wait_s: float = 0.0
     """How long arrivals of bands that have not degraded are gathered to be placed together."""
 

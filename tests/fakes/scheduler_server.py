@@ -70,6 +70,11 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     def send_models(self) -> None:
         self._put(models=pb.Models(models=self.models))
 
+    def send_step(self, tenant: str, band: "types_pb2.Band", step: "types_pb2.DegradationStep") -> None:
+        """Say that a tenant stands on a step by itself."""
+        one = pb.TenantStep(model=self.models[0].name, band=band, tenant=tenant, step=step)
+        self._put(tenant_steps=pb.TenantSteps(steps=[one]))
+
     def queue(self, acquire: pb.Acquire, position: int, expected_wait_ms: int | None) -> None:
         self._put(queued=pb.Queued(key=acquire.key, position=position, expected_wait_ms=expected_wait_ms))
 

@@ -47,6 +47,13 @@ async def climb(rig: Rig, step: "types_pb2.DegradationStep", band: "types_pb2.Ba
     await rig.until(lambda: rig.parts.generate.models.find("tiny").state.steps)
 
 
+async def climb_alone(rig: Rig, tenant: str, step: "types_pb2.DegradationStep") -> None:
+    """Let the scheduler say that a tenant stands on `step` by itself."""
+    rig.scheduler.send_step(tenant, types_pb2.BAND_STANDARD, step)
+    link = rig.parts.scheduler
+    await rig.until(lambda: bool(link.tenant_steps) is bool(step))
+
+
 def told(answer: Answer) -> list[tuple[int, str, str]]:
     """Return what an answer says it is less of, at its start as in its receipt."""
     (started,) = answer.of("started")
@@ -86,6 +93,32 @@ async def test_a_band_that_has_not_degraded_gets_all(rig: Rig) -> None:
     assert (answer.text(), told(answer)) == (ANSWER, [])
     answer = await generate(rig, metadata=ACME_KEY, max_output_tokens=100, band=types_pb2.BAND_BATCH)
     assert answer.text() != ANSWER, "the control"
+
+
+async def test_who_climbs_alone_gets_less_alone_until_it_has_come_down(rig: Rig) -> None:
+    await climb_alone(rig, ACME.id, types_pb2.DEGRADATION_STEP_CUT_CONTEXT)
+    asked = {"prompt": "0123456789abcdef", "max_output_tokens": 5}
+    felt = [(types_pb2.DEGRADATION_STEP_CUT_CONTEXT, "17", "8")]
+    assert told(await generate(rig, metadata=ACME_KEY, **asked)) == felt
+    other_band = await generate(rig, metadata=ACME_KEY, band=types_pb2.BAND_BATCH, **asked)
+    assert told(other_band) == [], "the control: it has not climbed there"
+    await climb_alone(rig, ACME.id, types_pb2.DEGRADATION_STEP_UNSPECIFIED)
+    assert told(await generate(rig, metadata=ACME_KEY, **asked)) == []
+
+
+async def test_a_neighbour_that_climbs_alone_takes_nothing_from_others(rig: Rig) -> None:
+    await climb_alone(rig, LOCAL_TENANT.id, types_pb2.DEGRADATION_STEP_SMALLER_MODEL)
+    answer = await generate(rig, metadata=ACME_KEY, prompt="0123456789abcdef", max_output_tokens=100)
+    assert (answer.text(), told(answer)) == (ANSWER, [])
+
+
+async def test_a_scheduler_that_begins_anew_says_who_has_climbed_anew(rig: Rig) -> None:
+    await climb_alone(rig, ACME.id, types_pb2.DEGRADATION_STEP_CUT_CONTEXT)
+    await rig.scheduler.stop()
+    rig.scheduler.term += 1
+    await rig.scheduler.start()
+    await rig.until(lambda: rig.parts.scheduler.is_connected and not rig.parts.scheduler.tenant_steps)
+    assert told(await generate(rig, metadata=ACME_KEY, prompt="0123456789abcdef", max_output_tokens=5)) == []
 
 
 async def test_arrivals_that_are_not_gathered_say_so(rig: Rig) -> None:

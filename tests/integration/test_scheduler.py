@@ -10,7 +10,8 @@ from protos.types.v1 import types_pb2
 from scheduler.config import BandConfig
 from scheduler.core.fair_queue import FairPolicy
 from services.chassis.grpc import bind, create_server
-from services.rpc.fleet_status import queue_status
+from services.domain.degradation import Step
+from services.rpc.fleet_status import queue_and_tenants, queue_status
 from tests.fakes.scheduler_peers import FakeGateway, FakeKvManager, FakeWorker, pb_acquire
 from tests.integration.running_scheduler import Running, eventually, placements, scheduler
 
@@ -127,13 +128,14 @@ async def test_the_batch_window_gathers_over_the_wire() -> None:
 async def test_gateways_and_status_hear_of_a_band_that_degrades() -> None:
     bands = (BandConfig(name="live"), BandConfig(name="night", floor=0.1, target_ms=1))
     async with scheduler(bands=bands, degrade_after_ms=0) as running:
-        await FakeWorker(running.channel).connect(granted=0)
+        worker = await FakeWorker(running.channel).connect(granted=0)
+        worker.report(startable_pages=0, free_pages=0)
         gateway = await FakeGateway(running.channel).connect()
         gateway.acquire(pb_acquire("a"))
         await gateway.until(lambda g: any(model.steps for told in g.heard["models"] for model in told.models))
         status = await queue_status(f"127.0.0.1:{running.port}")
         assert status is not None
-        assert [one.rpartition(":")[0] for one in status.degraded] == ["m/night"]
+        assert {one.partition(":")[0] for one in status.degraded} == {"m/night"}
         assert [list(told.bands) for told in gateway.heard["welcome"]] == [["live", "night"]]
         assert running.metrics.registry.get_sample_value(
             "quire_degradation_step", {"model": "m", "band": "night"}
@@ -141,6 +143,33 @@ async def test_gateways_and_status_hear_of_a_band_that_degrades() -> None:
         gateway.acquire(pb_acquire("b", band=3))
         await gateway.until(lambda g: bool(g.heard["rejected"]))
         assert "a rank from 1 to 2, got 3" in gateway.heard["rejected"][0].failure.message
+
+
+async def test_gateways_status_and_metrics_hear_of_a_tenant_that_degrades_alone() -> None:
+    bands = (BandConfig(name="live"), BandConfig(name="night", floor=0.1, target_ms=1))
+    async with scheduler(bands=bands, degrade_after_ms=0) as running:
+        await FakeWorker(running.channel).connect(granted=0)
+        gateway = await FakeGateway(running.channel).connect()
+        gateway.acquire(pb_acquire("a", tenant="floods"))
+        await gateway.until(lambda g: bool(g.heard["tenant_steps"]))
+        first = gateway.heard["tenant_steps"][0].steps[0]
+        assert (first.model, first.band, first.tenant, first.step) == ("m", 2, "floods", 1)
+        answer = await queue_and_tenants(f"127.0.0.1:{running.port}")
+        assert answer is not None
+        status, tenants = answer
+        assert [one.partition(" up to ")[0] for one in status.degraded] == ["m/night: 1 by themselves,"]
+        assert [(one.tenant, one.degraded[0].partition(":")[0]) for one in tenants] == [("floods", "m")]
+        late = await FakeGateway(running.channel, "gateway-1").connect()
+        await late.until(lambda g: bool(g.heard["tenant_steps"]))
+        assert late.heard["tenant_steps"][0].steps[0].tenant == "floods"
+
+        def num_degraded() -> float:
+            value = running.metrics.registry.get_sample_value
+            labels = ({"model": "m", "band": "night", "step": step.name.lower()} for step in Step)
+            return sum(value("quire_degraded_tenants", one) or 0.0 for one in labels)
+
+        await eventually(lambda: num_degraded() == 1)
+        gateway.abandon(pb_acquire("a").key)
 
 
 async def test_what_waits_for_a_band_that_is_gone_is_served_in_the_last() -> None:

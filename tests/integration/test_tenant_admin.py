@@ -161,6 +161,7 @@ async def test_what_is_refused_names_field_rule_and_nearest_value(
         ("apply", "-f", str(file)),
         ("show", "taem"),
         ("keys", "revoke", "nothing"),
+        ("set", "team", "degradation={smaller_models: {tiny: tinny}}"),
     ):
         capsys.readouterr()
         assert await admin.quire(*words) != 0, words
@@ -175,6 +176,8 @@ async def test_what_is_refused_names_field_rule_and_nearest_value(
     assert "tenants[team].daily.tokens" in lines[5]
     assert "nearest known: team" in lines[6]
     assert "there is no key" in lines[7]
+    assert "team.degradation.smaller_models.tiny: must be a model that is known here, or an alias" in lines[8]
+    assert "nearest valid: tiny" in lines[8]
     assert all(line.count("\n") == 1 for line in lines)
     assert await admin.quire("show", key="no admin's key at all") == 1
     assert "an admin key is needed" in capsys.readouterr().err

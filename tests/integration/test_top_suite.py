@@ -52,7 +52,7 @@ async def test_it_shows_what_each_tenant_gets_beside_what_its_weight_would_give(
         over_budget = {"budget_step": types_pb2.DEGRADATION_STEP_CAP_OUTPUT}
         gateway.acquire(pb_acquire("b", tenant="other", weight=3.0, **over_budget))
         gateway.acquire(pb_acquire("c", tenant="last", band=types_pb2.BAND_BATCH))
-        await gateway.until(lambda g: any(model.steps for told in g.heard["models"] for model in told.models))
+        await gateway.until(lambda g: bool(g.heard["tenant_steps"]))
         holder = kv_peers.RawWorker(kvmanager.stub)
         holder.snapshot(0, [])
         holder.events(1, tenant_pages={"one": 7, "other": 2})

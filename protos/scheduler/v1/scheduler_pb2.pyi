@@ -119,13 +119,14 @@ class Requeue(_message.Message):
     def __init__(self, keys: _Optional[_Iterable[_Union[_types_pb2.RequestKey, _Mapping]]] = ..., band: _Optional[_Union[_types_pb2.Band, str]] = ..., request_class: _Optional[_Union[_types_pb2.RequestClass, str]] = ...) -> None: ...
 
 class ConnectGatewayResponse(_message.Message):
-    __slots__ = ("welcome", "queued", "placement", "rejected", "models", "heartbeat", "several")
+    __slots__ = ("welcome", "queued", "placement", "rejected", "models", "heartbeat", "tenant_steps", "several")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_STEPS_FIELD_NUMBER: _ClassVar[int]
     SEVERAL_FIELD_NUMBER: _ClassVar[int]
     welcome: GatewayWelcome
     queued: Queued
@@ -133,8 +134,9 @@ class ConnectGatewayResponse(_message.Message):
     rejected: Rejected
     models: Models
     heartbeat: _types_pb2.Heartbeat
+    tenant_steps: TenantSteps
     several: _containers.RepeatedCompositeFieldContainer[ConnectGatewayResponse]
-    def __init__(self, welcome: _Optional[_Union[GatewayWelcome, _Mapping]] = ..., queued: _Optional[_Union[Queued, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., models: _Optional[_Union[Models, _Mapping]] = ..., heartbeat: _Optional[_Union[_types_pb2.Heartbeat, _Mapping]] = ..., several: _Optional[_Iterable[_Union[ConnectGatewayResponse, _Mapping]]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[GatewayWelcome, _Mapping]] = ..., queued: _Optional[_Union[Queued, _Mapping]] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., models: _Optional[_Union[Models, _Mapping]] = ..., heartbeat: _Optional[_Union[_types_pb2.Heartbeat, _Mapping]] = ..., tenant_steps: _Optional[_Union[TenantSteps, _Mapping]] = ..., several: _Optional[_Iterable[_Union[ConnectGatewayResponse, _Mapping]]] = ...) -> None: ...
 
 class GatewayWelcome(_message.Message):
     __slots__ = ("peer", "term", "bands")
@@ -193,6 +195,24 @@ class Models(_message.Message):
     MODELS_FIELD_NUMBER: _ClassVar[int]
     models: _containers.RepeatedCompositeFieldContainer[ModelState]
     def __init__(self, models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ...) -> None: ...
+
+class TenantSteps(_message.Message):
+    __slots__ = ("steps",)
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    steps: _containers.RepeatedCompositeFieldContainer[TenantStep]
+    def __init__(self, steps: _Optional[_Iterable[_Union[TenantStep, _Mapping]]] = ...) -> None: ...
+
+class TenantStep(_message.Message):
+    __slots__ = ("model", "band", "tenant", "step")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    BAND_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    band: _types_pb2.Band
+    tenant: str
+    step: _types_pb2.DegradationStep
+    def __init__(self, model: _Optional[str] = ..., band: _Optional[_Union[_types_pb2.Band, str]] = ..., tenant: _Optional[str] = ..., step: _Optional[_Union[_types_pb2.DegradationStep, str]] = ...) -> None: ...
 
 class ModelState(_message.Message):
     __slots__ = ("name", "revision", "max_context_tokens", "num_workers", "max_pages", "page_size", "max_sequences", "steps", "batch_wait_ms")
@@ -384,7 +404,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self, tenants: _Optional[bool] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("term", "waiting", "waiting_tokens", "oldest_wait_ms", "workers", "gateways", "placed_total", "rejected_total", "queues", "models", "quarantine", "tenants", "bands")
+    __slots__ = ("term", "waiting", "waiting_tokens", "oldest_wait_ms", "workers", "gateways", "placed_total", "rejected_total", "queues", "models", "quarantine", "tenants", "bands", "tenant_steps")
     TERM_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -398,6 +418,7 @@ class GetStatusResponse(_message.Message):
     QUARANTINE_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     BANDS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_STEPS_FIELD_NUMBER: _ClassVar[int]
     term: int
     waiting: int
     waiting_tokens: int
@@ -411,7 +432,8 @@ class GetStatusResponse(_message.Message):
     quarantine: _containers.RepeatedCompositeFieldContainer[QuarantinedPrompt]
     tenants: _containers.RepeatedCompositeFieldContainer[TenantState]
     bands: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, term: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., oldest_wait_ms: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., gateways: _Optional[_Iterable[_Union[GatewayState, _Mapping]]] = ..., placed_total: _Optional[int] = ..., rejected_total: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[BandQueue, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., quarantine: _Optional[_Iterable[_Union[QuarantinedPrompt, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantState, _Mapping]]] = ..., bands: _Optional[_Iterable[str]] = ...) -> None: ...
+    tenant_steps: _containers.RepeatedCompositeFieldContainer[TenantStep]
+    def __init__(self, term: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., oldest_wait_ms: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerState, _Mapping]]] = ..., gateways: _Optional[_Iterable[_Union[GatewayState, _Mapping]]] = ..., placed_total: _Optional[int] = ..., rejected_total: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[BandQueue, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelState, _Mapping]]] = ..., quarantine: _Optional[_Iterable[_Union[QuarantinedPrompt, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantState, _Mapping]]] = ..., bands: _Optional[_Iterable[str]] = ..., tenant_steps: _Optional[_Iterable[_Union[TenantStep, _Mapping]]] = ...) -> None: ...
 
 class TenantState(_message.Message):
     __slots__ = ("tenant", "weight", "band", "waiting", "waiting_tokens", "uncached_tokens", "cached_tokens", "output_tokens", "service", "budget_step")
