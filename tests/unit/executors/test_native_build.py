@@ -64,7 +64,7 @@ def test_a_first_start_shows_how_far_it_is(workshop: Workshop) -> None:
     with capture_logs() as logs:
         workshop.build()
         workshop.build()
-    shown = [(log["number"], log["of"]) for log in logs if log["event"] == "compiled_object"]
+    shown = [(log["done"], log["of"]) for log in logs if log["event"] == "compiled_object"]
     assert shown == [(1, 2), (2, 2)]
 
 

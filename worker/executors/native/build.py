@@ -119,8 +119,8 @@ def _compile(compiler: str, flags: tuple[str, ...], sources: Path, target: Path)
         with ThreadPoolExecutor(_JOBS) as pool:
             commands = [[compiler, *flags, "-c", str(path), "-o", str(objects[path])] for path in objects]
             # The first start takes a minute: who waits sees how far it is.
-            for number, _ in enumerate(pool.map(_run, commands), 1):
-                _log.info("compiled_object", number=number, of=len(commands))
+            for done, _ in enumerate(pool.map(_run, commands), 1):
+                _log.info("compiled_object", done=done, of=len(commands))
         library = Path(name) / target.name
         _run([compiler, "-shared", "-pthread", *map(str, objects.values()), "-o", str(library)])
         library.replace(target)
