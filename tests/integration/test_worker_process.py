@@ -18,6 +18,7 @@ from protos.worker.v1 import worker_pb2 as pb
 from protos.worker.v1 import worker_pb2_grpc
 from services.chassis.fatal import EngineFailed
 from tests.conftest import free_port
+from tests.e2e.stack import Samples
 from tests.integration.worker_bench import LIMIT_S, HandGateway
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -48,9 +49,9 @@ class WorkerProcess:
         except OSError:
             return 0, b""
 
-    async def until_ready(self) -> None:
+    async def until_ready(self, status: int = 200) -> None:
         async with asyncio.timeout(LIMIT_S):
-            while (await asyncio.to_thread(self.probe, "/readyz"))[0] != 200:
+            while (await asyncio.to_thread(self.probe, "/readyz"))[0] != status:
                 assert self.process.returncode is None, await self.process.stderr.read()
                 await asyncio.sleep(0.05)
 
@@ -118,6 +119,28 @@ async def test_a_crashed_engine_ends_the_process_with_one_line() -> None:
         code, written = await process.end()
         assert code == EngineFailed.exit_code == 4
         assert written.splitlines()[-1].startswith("error: the engine failed")
+
+
+async def test_a_slow_step_a_bad_row_and_a_stall_come_on_demand() -> None:
+    """One process with three faults: every step is slower, one prompt fails alone, one makes it not ready."""
+    slow_ms, num_tokens = 25, 8
+    async with worker_process(
+        *("--sim-extra-step-ms", str(slow_ms), "--sim-bad-token", "497", "--sim-stall-token", "498"),
+        *("--stuck-after-s", "0.3"),
+    ) as process:
+        await process.until_ready()
+        gateway = HandGateway(ByPort(process.port))
+        await gateway.connect()
+        good = await gateway.submit(prompt_ids=[1, 2], max_output=num_tokens)
+        bad = await gateway.submit(prompt_ids=[1, 497])
+        assert (await gateway.wait_end(bad)).ended.failure.reason == "BAD_LOGITS"
+        assert not (await gateway.wait_end(good)).ended.HasField("failure")
+        steps = Samples((await asyncio.to_thread(process.probe, "/metrics"))[1].decode())
+        assert steps.sum("quire_step_seconds_count") >= num_tokens
+        assert steps.sum("quire_step_seconds_sum") >= num_tokens * slow_ms / 1000
+        await gateway.submit(prompt_ids=[1, 498])
+        await process.until_ready(503)
+        assert (await asyncio.to_thread(process.probe, "/healthz"))[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from services.domain.kv_layout import KvFormat
 from tests.unit.executors.batches import Part, logits_of
 from tests.unit.executors.native_models import INSTRUCTION_SETS, load_native
-from tests.unit.executors.tiny_models import VOCAB, make_model, reference_logits, save_folder, save_gguf
+from tests.unit.executors.tiny_models import (
+    VOCAB,
+    make_model,
+    reference_logits,
+    save_folder,
+    save_gguf,
+    save_narrow_shards,
+)
 from worker.executors.native.library import KV_FORMATS, Compute
 from worker.executors.torch_executor import load_torch_executor
 
@@ -86,6 +94,15 @@ def test_a_folder_gives_the_logits_of_transformers(
     model = make_model(family, **overrides)
     path = save_folder(model, tmp_path / "model")
     assert_equal_logits(path, model, tmp_path, instruction_set=instruction_set)
+
+
+@pytest.mark.failure("B106")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_folder_of_sixteen_bits_in_several_files_gives_the_logits_of_transformers(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model = make_model("llama", num_attention_heads=8, num_key_value_heads=2, head_dim=16)
+    assert_equal_logits(save_narrow_shards(model, tmp_path / "model", dtype), model, tmp_path)
 
 
 @pytest.mark.parametrize(("family", "kind", "num_kv_heads"), GGUF_CASES)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedModel
 
@@ -17,6 +18,7 @@ from tests.unit.executors.tiny_models import (
     reference_logits,
     save_folder,
     save_gguf,
+    save_narrow_shards,
 )
 from worker.executors.torch_executor import load_torch_executor
 
@@ -77,6 +79,15 @@ def test_a_folder_gives_the_logits_of_transformers(
 ) -> None:
     model = make_model(family, **overrides)
     assert_equal_logits(save_folder(model, tmp_path), model, IDS)
+
+
+@pytest.mark.failure("B106")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_folder_of_sixteen_bits_in_several_files_gives_the_logits_of_transformers(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model = make_model("llama", num_attention_heads=8, num_key_value_heads=2)
+    assert_equal_logits(save_narrow_shards(model, tmp_path, dtype), model, IDS)
 
 
 @pytest.mark.failure("B109")

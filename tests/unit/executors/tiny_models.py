@@ -1,6 +1,8 @@
 """Tiny random models: made by transformers, saved as a folder or as GGUF, with the reference's logits."""
 
+import json
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -98,6 +100,17 @@ def make_model(family: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:
 def save_folder(model: PreTrainedModel, folder: Path) -> Path:
     """Save as Hugging Face folder (float32 safetensors)."""
     model.save_pretrained(folder)
+    return folder
+
+
+def save_narrow_shards(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> Path:
+    """Round a model's numbers to 16 bits and save it as several safetensors files of them."""
+    deepcopy(model).to(dtype).save_pretrained(folder, max_shard_size="20KB")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.to(dtype))
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 1
     return folder
 
 
