@@ -3,9 +3,12 @@
 A form is a size of head, the types of q and of KV, a window and a soft cap or not, a size of page and how
 many query heads share a key-value head. Compiled are
 
-- every size of head over KV in bfloat16 and in int8, as most models ask for it (pages of 16, four heads, no
-  window, no cap), and Gemma's heads of 256 with both;
+- every size of head over KV in bfloat16 and in int8, as most models ask for it (pages of 16, four heads): of
+  the ragged kernel with and without window and cap, because its tiles take up to all registers that a thread
+  may have; of the decode kernel so with heads of 256, which come near, and of smaller ones without;
 - of all other forms as many as it takes for any two values to meet, the chip being one of them (`covering`).
+
+float16 stands for itself in such pairs alone: the instructions are bfloat16's, one for one.
 
 Heads that share a key-value head enter by the rows of a tile, so one, a number that is no power of two and
 one above a decode tile's rows stand for all. How many key-value heads and layers there are enters by strides.
@@ -18,6 +21,7 @@ from functools import cache
 
 from worker.kernels.aot import CHIPS
 from worker.kernels.covering import Row, covering
+from worker.kernels.paged_attention_tuning import Kernel
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
 FORMATS = (("bf16", "bf16"), ("bf16", "i8"), ("fp16", "fp16"), ("fp16", "i8"))
@@ -79,10 +83,12 @@ class Form:
 
 
 @cache
-def forms(chip: str) -> tuple[Form, ...]:
-    """Return all that are compiled for a chip."""
-    plain, both = MASKS[0], MASKS[3]
-    masks = [*((head_dim, plain) for head_dim in HEAD_DIMS), (256, both)]
+def forms(chip: str, kernel: Kernel) -> tuple[Form, ...]:
+    """Return all that are compiled of a kernel for a chip."""
+    masked = HEAD_DIMS if kernel == "ragged" else HEAD_DIMS[-1:]
+    masks = [
+        (head_dim, mask) for head_dim in HEAD_DIMS for mask in MASKS if head_dim in masked or not any(mask)
+    ]
     common: list[Row] = [
         (each, head_dim, types, mask, PAGE_SIZES[0], GROUPS[0])
         for each in CHIPS

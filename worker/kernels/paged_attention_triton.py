@@ -196,19 +196,19 @@ def _shape(q: Tensor, kv: LayerKv, window: int, soft_cap: float) -> dict[str, An
 
 
 def aot_kernels(chip: str) -> Iterator[AotKernel]:
-    """Yield the two kernels for every form, and the merge of their splits once for all that share it."""
+    """Yield the two kernels in all their forms, and the merge of splits once for all that share it."""
     merged: set[str] = set()
-    for form in forms(chip):
-        for kernel in KERNELS:
+    for kernel in KERNELS:
+        for form in forms(chip, kernel):
             yield _aot_kernel(f"{kernel}-{form.name}", form, _tile_of_form(kernel, chip, form))
-        if form.merge_name not in merged:
-            merged.add(form.merge_name)
-            yield _aot_kernel(f"merge-{form.merge_name}", form, Tile(m=1, num_warps=1, num_stages=3))
+            if kernel == "decode" and form.merge_name not in merged:
+                merged.add(form.merge_name)
+                yield _aot_kernel(f"merge-{form.merge_name}", form, Tile(m=1, num_warps=1, num_stages=3))
 
 
 def aot_kernels_of(chip: str, kernel: Kernel, key: str, tile: Tile) -> Iterator[AotKernel]:
     """Yield every form of a kernel that an entry of the chip's table is for, cut by another tile."""
-    for form in forms(chip):
+    for form in forms(chip, kernel):
         if tuning.key(form.head_dim, is_int8=form.kv_dtype == "i8") == key:
             yield _aot_kernel(f"{kernel}-{form.name}", form, _fitted(tile, form.group, has_cap=form.has_cap))
 

@@ -13,6 +13,7 @@ from tests.unit.kernels.paged_cases import attend_decode, attend_ragged, expecte
 from worker.kernels.aot import CHIPS
 from worker.kernels.covering import covering
 from worker.kernels.paged_attention_forms import FORMATS, GROUPS, HEAD_DIMS, MASKS, PAGE_SIZES, forms
+from worker.kernels.paged_attention_tuning import KERNELS, Kernel
 
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "i8": torch.int8}
 TOLERANCE = {"fp32": 4e-6, "fp16": 4e-3, "bf16": 3.2e-2}
@@ -61,17 +62,19 @@ def test_any_two_values_meet_in_a_form_that_equals_the_reference(
     assert torch.equal(decoded, attend_decode(case, CONTEXTS, poison=0.0, seed=2))
 
 
-def test_any_two_values_and_chips_meet_in_what_is_compiled_ahead_of_time() -> None:
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_any_two_values_and_chips_meet_in_what_is_compiled_ahead_of_time(kernel: Kernel) -> None:
     compiled = [
         (chip, form.head_dim, form.types, form.mask, form.page_size, form.group)
         for chip in CHIPS
-        for form in forms(chip)
+        for form in forms(chip, kernel)
     ]
     factors = (CHIPS, HEAD_DIMS, FORMATS, MASKS, PAGE_SIZES, GROUPS)
     for first, second in combinations(range(len(factors)), 2):
         met = {(row[first], row[second]) for row in compiled}
         assert met == set(product(factors[first], factors[second]))
-    common = product(CHIPS, HEAD_DIMS, FORMATS[:2], MASKS[:1], (16,), (4,))
+    masks = MASKS if kernel == "ragged" else MASKS[:1]
+    common = product(CHIPS, HEAD_DIMS, FORMATS[:2], masks, (16,), (4,))
     assert set(common) <= set(compiled)
 
 
