@@ -68,7 +68,7 @@ class TenantFeed:
         Raises:
             DependencyDown: It does not answer, or takes nothing.
         """
-        directory = self.directory
+        directory, began = self.directory, self._seen()
         while True:
             seen = self._seen()
             entries = await self._log.since(*seen)
@@ -77,19 +77,21 @@ class TenantFeed:
                 continue  # Another call was quicker; what came here may be in already, or older.
             if entries is not None:
                 directory.apply(entries)
-                break
-            if stored is not None and (stored.store or not directory.held()):
+            elif stored is not None and (stored.store or not directory.held()):
                 if stored.store == directory.store and stored.version <= directory.version:
                     _log.warning("tenant_edits_lost", version=directory.version, now=stored.version)
                 directory.replace(stored)
+            else:
+                await self._put_back()
+                continue
+            if not directory.revocations_lost() or not await self._revoke_again():
                 break
-            await self._put_back()
-        is_change = not directory.is_complete or seen != self._seen()
+        is_change = not directory.is_complete or began != self._seen()
         directory.is_complete = True
         if directory.problems and directory.problems != self._told:
             _log.error("tenants_unusable", problems=directory.problems[:20])
         self._told = directory.problems
-        if seen != self._seen():
+        if began != self._seen():
             _log.info("tenants_changed", version=directory.version, num_tenants=len(directory.book))
         if is_change:
             self._on_change()
@@ -118,6 +120,9 @@ class TenantFeed:
                 )
             except StaleChange:
                 continue
+            for change in edit.changes:
+                # Before it is read again: a store that fails over just now may never show it.
+                self.directory.saw(change)
             await self.refresh()
             return edit
         raise StaleChange(f"{MAX_TRIES} times somebody else changed tenants or keys meanwhile")
@@ -145,6 +150,28 @@ class TenantFeed:
         with contextlib.suppress(StaleChange):
             await self._log.commit(held, who=PUT_BACK_BY, store="", version=0, mark="", kv_caps=caps)
             _log.warning("tenants_put_back", version=self.directory.version, num_changes=len(held))
+
+    async def _revoke_again(self) -> bool:
+        """End the keys that the store has opened again, unless another gateway is quicker.
+
+        Returns:
+            False: It takes nothing just now. Here they stay closed all the same.
+        """
+        changes, directory = self.directory.revocations_lost(), self.directory
+        try:
+            await self._log.commit(
+                changes,
+                who=PUT_BACK_BY,
+                store=directory.store,
+                version=directory.version,
+                mark=directory.mark,
+            )
+        except StaleChange:
+            return True
+        except DependencyDown:
+            return False
+        _log.warning("revocations_put_back", keys=[one.id for one in changes][:20], num=len(changes))
+        return True
 
     def _seen(self) -> tuple[str, int, str]:
         return self.directory.store, self.directory.version, self.directory.mark

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from gateway.core.keys import ApiKey, key_from_document, key_to_document
+from gateway.core.revocations import Revocations
 from services.domain.bands import Bands
 from services.domain.errors import InvalidField
 from services.domain.ids import TenantId
@@ -88,6 +89,9 @@ class TenantDirectory:
         self._keys: dict[str, ApiKey] = {}
         self.book = self.declared
         self.keys: Mapping[str, ApiKey] = self._declared_keys
+        self._revocations = Revocations()
+        self._reopened: dict[str, ApiKey] = {}
+        """Keys as the store has them again, which were seen to have ended, or to end earlier."""
         self.bands: Bands | None = None
         """Those that the scheduler has; None before it was heard."""
         self.problems: list[str] = []
@@ -123,12 +127,34 @@ class TenantDirectory:
         ]
         return [*tenants, *keys]
 
+    def saw(self, change: Change) -> None:
+        """Take note of a change that was made: what it ends is ended here from now on."""
+        if change.kind is Kind.KEY:
+            self._revocations.saw(change.id, change.after)
+            if (key := self._keys.pop(change.id, None)) is not None:
+                self._put_key(key)
+                self.keys = {**self._keys, **self._declared_keys}
+
+    def revocations_lost(self) -> list[Change]:
+        """Return what ends in the store the keys that it has opened again."""
+        return [
+            Change(
+                kind=Kind.KEY,
+                id=stored.id,
+                tenant=stored.tenant,
+                before=key_to_document(stored),
+                after=None if stored.id not in self._keys else key_to_document(self._keys[stored.id]),
+            )
+            for stored in self._reopened.values()
+        ]
+
     def replace(self, stored: Stored) -> None:
         """Take a store's whole state."""
         self.problems = []
         self.store, self.version, self.mark = stored.store, stored.version, stored.mark
         self._tenants = {}
         self._keys = {}
+        self._reopened = {}
         for name, document in stored.tenants.items():
             self._put(Kind.TENANT, name, document)
         for name, document in stored.keys.items():
@@ -143,6 +169,7 @@ class TenantDirectory:
         for entry in entries:
             assert entry.version == self.version + 1, "a change was left out"
             self.version, self.mark = entry.version, entry.mark
+            self.saw(entry.change)
             self._put(entry.change.kind, entry.change.id, entry.change.after)
         self._refresh()
 
@@ -154,10 +181,18 @@ class TenantDirectory:
                     self._tenants[TenantId(name)] = tenant_from_document(document)
             else:
                 self._keys.pop(name, None)
+                self._reopened.pop(name, None)
                 if document is not None:
-                    self._keys[name] = key_from_document("", document)
+                    self._put_key(key_from_document("", document))
         except InvalidField as error:
             self.problems.append(f"{kind} {name}: {error.message}")
+
+    def _put_key(self, stored: ApiKey) -> None:
+        key = self._revocations.applied_to(stored)
+        if key is not None:
+            self._keys[key.id] = key
+        if key != stored:
+            self._reopened[stored.id] = stored
 
     def _refresh(self) -> None:
         stored = {name: one for name, one in self._tenants.items() if name not in self.declared}

@@ -6,10 +6,10 @@ written. Knows no file format.
 """
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from typing import Any
 
+from services.domain.currencies import CURRENCIES
 from services.domain.degradation import Degradation
 from services.domain.document_values import (
     Reader,
@@ -65,15 +65,13 @@ def _band(where: str, value: object) -> str:
 
 
 def _currency(where: str, value: object) -> str:
-    """Read an ISO 4217 code by its form, or none; which codes are in use changes from year to year."""
-    if isinstance(value, str) and (not value or _CURRENCY.fullmatch(value)):
+    """Read an ISO 4217 code, or none."""
+    if isinstance(value, str) and (not value or value in CURRENCIES):
         return value
-    meant = value.strip().upper() if isinstance(value, str) else ""
-    nearest = meant if _CURRENCY.fullmatch(meant) else None
+    nearest = nearest_name(value.strip().upper(), CURRENCIES) if isinstance(value, str) else None
     raise refused(where, "an ISO 4217 code of three capital letters", value, nearest)
 
 
-_CURRENCY = re.compile("[A-Z]{3}")
 _TOKENS = a_whole(1, MAX_TOKENS)
 _BUDGET = a_table(
     Budget, {"tokens": _TOKENS, "hard": false_or_true, "warn_at": a_number(0.0, 1.0)}, required=("tokens",)

@@ -3,20 +3,29 @@
 import asyncio
 import copy
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from gateway.core.directory import TenantDirectory
+from gateway.core.directory import Change, Kind, TenantDirectory
+from gateway.core.keys import ApiKey, key_from_document, key_to_document
 from gateway.stores.tenants import AUDIT_KEY, KEYS_KEY, TENANTS_KEY, USED_KEY, RedisTenantLog, TenantLog
 from gateway.tenant_admin import TenantAdmin
 from gateway.tenant_feed import PUT_BACK_BY, Edit, TenantFeed
 from services.chassis.redis import RedisStore
-from services.domain.errors import StaleChange
+from services.domain.errors import DependencyDown, StaleChange
 from services.domain.ids import TenantId
 from services.domain.tenant import Tenant
 from services.domain.tenant_keys import HEAD_KEY, KV_CAPS_KEY
 from tests.fakes.tenant_changes import a_key, a_tenant, commit
 from tests.fakes.tenants_memory import MemoryTenantLog
+
+
+def saw_key(name: str) -> ApiKey:
+    """Return the key that `a_key` makes."""
+    return key_from_document("", a_key(name, "a").after or {})
+
 
 Backup = Callable[[], Awaitable[None]]
 
@@ -91,6 +100,66 @@ async def test_gateways_heal_from_a_log_that_lost_edits(
     assert old.directory.book.get(TenantId("a")) == Tenant(id=TenantId("a"))
     await old.change(lambda: Edit([a_tenant("z", {"id": "z"})]), who="x")
     assert "z" in (await log.load()).tenants
+
+
+async def test_a_key_that_was_seen_revoked_stays_so_in_every_gateway(
+    log: TenantLog, redis: RedisStore
+) -> None:
+    saw, started_later = (TenantFeed(TenantDirectory(), log, dict) for _ in range(2))
+    await commit(log, a_tenant("a", {"id": "a"}), a_key("k", "a"), a_key("other", "a"), a_key("old", "a"))
+    await saw.refresh()
+    put_back = await a_backup(log, redis)
+    ending = replace(saw_key("old"), expires_at=100.0)
+    rotated = Change(
+        kind=Kind.KEY,
+        id="old",
+        tenant=TenantId("a"),
+        before=key_to_document(saw_key("old")),
+        after=key_to_document(ending),
+    )
+    await commit(log, a_key("k", "a", gone=True), rotated)
+    await saw.refresh()
+    await put_back()
+    await started_later.refresh()
+    assert {"k", "old", "other"} == set(started_later.directory.keys), "the control: it saw nothing"
+    assert started_later.directory.keys["old"].expires_at is None
+    await saw.refresh()
+    await started_later.refresh()
+    for gateway in (saw, started_later):
+        assert gateway.directory.keys == {"other": saw_key("other"), "old": ending}
+    stored = await log.load()
+    assert (set(stored.keys), stored.keys["old"]["expires_at"]) == ({"other", "old"}, 100.0)
+    assert [(one.who, one.change.id) for one in await log.audit(limit=2)] == [
+        (PUT_BACK_BY, "old"),
+        (PUT_BACK_BY, "k"),
+    ]
+
+
+async def test_while_the_store_takes_nothing_a_revoked_key_stays_closed_where_it_was_seen(
+    log: TenantLog, redis: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = TenantFeed(TenantDirectory(), log, dict)
+    await commit(log, a_tenant("a", {"id": "a"}), a_key("k", "a"))
+    put_back = await a_backup(log, redis)
+    await feed.refresh()
+    commit_once = log.commit
+
+    async def then_fails_over(*args: Any, **more: Any) -> Any:
+        done = await commit_once(*args, **more)
+        monkeypatch.setattr(log, "commit", read_only)
+        await put_back()
+        return done
+
+    async def read_only(*args: Any, **more: Any) -> Any:
+        raise DependencyDown("it is a replica")
+
+    monkeypatch.setattr(log, "commit", then_fails_over)
+    await feed.change(lambda: Edit([a_key("k", "a", gone=True)]), who="x")
+    assert "k" in (await log.load()).keys
+    assert dict(feed.directory.keys) == {}
+    monkeypatch.undo()
+    await feed.refresh()
+    assert ((await log.load()).keys, dict(feed.directory.keys)) == ({}, {})
 
 
 async def test_a_log_that_lost_everything_gets_it_back_once(log: TenantLog, redis: RedisStore) -> None:
