@@ -103,8 +103,8 @@ def read_gguf(path: Path) -> GgufFile:
     """Parse the header of a GGUF file; tensor data stays on disk until it is read.
 
     Raises:
-        ArtifactError: Not a GGUF file, of an unknown version, truncated or damaged, or with a tensor
-            of a type that we do not read.
+        ArtifactError: Not a GGUF file, of an unknown version, one part of several, truncated or damaged, or
+            with a tensor of a type that we do not read.
     """
     mapped = map_file(path)
     cursor = _Cursor(mapped)
@@ -124,6 +124,12 @@ def read_gguf(path: Path) -> GgufFile:
         raise ArtifactError(
             f"{path}: damaged or truncated GGUF header ({exc}); fetch the model again"
         ) from exc
+    if (num_parts := int(metadata.get("split.count", 1))) > 1:
+        number = int(metadata.get("split.no", 0)) + 1
+        raise ArtifactError(
+            f"{path}: part {number} of {num_parts} of a split file, and the others are not read with it;"
+            " join them with llama.cpp's llama-gguf-split --merge"
+        )
     alignment = int(metadata.get("general.alignment", 32)) or 32
     start = -(-cursor.offset // alignment) * alignment
     tensors = {

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from artifact_builders import random_values, write_gguf
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize, quantize
 
 from services.artifacts.artifact import ArtifactKind, open_artifact
@@ -99,6 +99,36 @@ def test_an_unsupported_tensor_type_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(
         ArtifactError, match=r"m\.gguf: tensor odd\.weight has the unsupported type ggml type 99"
     ):
+        open_artifact(path)
+
+
+@pytest.mark.failure("B118")
+@pytest.mark.parametrize(("kind", "num_columns"), [("Q4_0", 48), ("Q6_K", 160)])
+def test_rows_that_leave_a_tail_are_refused_by_file_and_tensor(
+    kind: str, num_columns: int, tmp_path: Path
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf", {"odd.weight": ("F32", random_values(4, num_columns))})
+    data = bytearray(path.read_bytes())
+    at = data.index(b"odd.weight") + len(b"odd.weight") + 4 + 2 * 8
+    data[at : at + 4] = int(GGMLQuantizationType[kind]).to_bytes(4, "little")
+    path.write_bytes(data)
+
+    with pytest.raises(
+        ArtifactError, match=rf"m\.gguf: rows of tensor odd\.weight .* not whole blocks of {kind}"
+    ):
+        open_artifact(path)
+
+
+def test_a_part_of_a_split_file_is_refused_by_its_number(tmp_path: Path) -> None:
+    path = tmp_path / "m-00002-of-00003.gguf"
+    writer = GGUFWriter(path, "llama")
+    writer.add_uint16("split.no", 1)
+    writer.add_uint16("split.count", 3)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+
+    with pytest.raises(ArtifactError, match=r"m-00002-of-00003\.gguf: part 2 of 3 of a split file"):
         open_artifact(path)
 
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from services.domain.kv_layout import KvFormat
 from tests.unit.executors.batches import Part, logits_of
+from tests.unit.executors.gguf_cases import cases_of, make_gguf_model
 from tests.unit.executors.native_models import INSTRUCTION_SETS, load_native
 from tests.unit.executors.tiny_models import (
     VOCAB,
@@ -35,20 +36,6 @@ FORMATS = {
     "Q6_K": 1e-2,
 }
 """What a format may cost, as a part of the largest logit."""
-GGUF_CASES = [
-    pytest.param(
-        family,
-        kind,
-        num_kv_heads,
-        marks=[]
-        if num_kv_heads == 2 and (family == "llama" or kind in ("Q4_1", "Q6_K"))
-        else pytest.mark.slow,
-    )
-    for family in ("llama", "mistral", "gemma3", "qwen2", "qwen3")
-    for kind in FORMATS
-    for num_kv_heads in (8, 2, 1)
-]
-"""Every family in every format at three ratios of heads; the normal pass has each of the three at least."""
 IDS = np.random.default_rng(0).integers(0, VOCAB, 65).tolist()
 
 
@@ -105,14 +92,15 @@ def test_a_folder_of_sixteen_bits_in_several_files_gives_the_logits_of_transform
     assert_equal_logits(save_narrow_shards(model, tmp_path / "model", dtype), model, tmp_path)
 
 
-@pytest.mark.parametrize(("family", "kind", "num_kv_heads"), GGUF_CASES)
+def is_quick(family: str, kind: str, num_kv_heads: int) -> bool:
+    return num_kv_heads == 2 and (family == "llama" or kind in ("Q4_1", "Q6_K"))
+
+
+@pytest.mark.parametrize(("family", "kind", "num_kv_heads"), cases_of(FORMATS, is_quick=is_quick))
 def test_a_gguf_gives_the_logits_of_transformers(
     family: str, kind: str, num_kv_heads: int, tmp_path: Path
 ) -> None:
-    sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 32, "num_attention_heads": 8}
-    if family == "gemma3":
-        sizes |= {"query_pre_attn_scalar": 32, "num_hidden_layers": 6}  # the sixth is a global one
-    model = make_model(family, **sizes, num_key_value_heads=num_kv_heads)
+    model = make_gguf_model(family, num_kv_heads)
     path = save_gguf(model, tmp_path / "tiny.gguf", kind)
     ours, theirs = native_logits(path, tmp_path, compute=Compute.F32), reference_logits(model, IDS)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=FORMATS[kind] * np.abs(theirs).max())

@@ -131,12 +131,13 @@ def test_a_packed_model_runs_as_the_floats_it_stands_for(name: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("name", "scales"), [("awq", "scales"), ("gptq_v2", "scales"), ("w4a16", "weight_scale")]
+    ("name", "scales"),
+    [("awq", "scales"), ("gptq_v1", "scales"), ("gptq_v2", "scales"), ("w4a16", "weight_scale")],
 )
 def test_a_damaged_scale_is_refused(copy: Callable[[str], Path], name: str, scales: str) -> None:
     folder = copy(name)
     damaged = tensor(folder, f"{UP}.{scales}").copy()
-    damaged[1, 1] = np.inf
+    damaged[-1, 1] = np.inf
     _, weights = open_model(open_artifact(edit(folder, {f"{UP}.{scales}": damaged})))
     for read in (weights.read, weights.read_quantized):
         with pytest.raises(ArtifactError, match=rf"model\.safetensors: tensor .*up_proj\.{scales} holds NaN"):
@@ -197,12 +198,15 @@ def test_a_missing_matrix_is_named(copy: Callable[[str], Path], name: str) -> No
         open_model(open_artifact(edit(folder, dict.fromkeys(parts))))
 
 
-def test_a_missing_shard_is_named(copy: Callable[[str], Path]) -> None:
-    folder = copy("awq")
+@pytest.mark.parametrize(
+    ("name", "part"), [("awq", "scales"), ("gptq_v1", "qzeros"), ("w4a16", "weight_packed")]
+)
+def test_a_missing_shard_is_named(copy: Callable[[str], Path], name: str, part: str) -> None:
+    folder = copy(name)
     names = list(load_file(folder / "model.safetensors"))
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     weight_map = dict.fromkeys(names, "model-00001-of-00002.safetensors")
-    weight_map[f"{UP}.scales"] = "model-00002-of-00002.safetensors"
+    weight_map[f"{UP}.{part}"] = "model-00002-of-00002.safetensors"
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(
         ArtifactError, match=r"model-00002-of-00002\.safetensors: named by the index and missing"

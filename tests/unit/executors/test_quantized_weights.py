@@ -79,15 +79,36 @@ def test_floats_have_no_codes(tmp_path: Path) -> None:
     assert {weights.read_quantized(name) for name in model.plan.parameters} == {None}
 
 
-@pytest.mark.parametrize("is_quantized", [True, False])
-def test_a_damaged_scale_is_refused_by_file_and_tensor(tmp_path: Path, is_quantized: bool) -> None:
-    path = save_gguf(make_model("llama"), tmp_path / "model.gguf", "Q8_0")
+@pytest.mark.parametrize(
+    ("kind", "offset"), [(kind, offset) for kind in FORMS for offset in HALVES.get(kind, (0,))]
+)
+def test_a_damaged_scale_or_minimum_is_refused_by_file_and_tensor(
+    tmp_path: Path, kind: str, offset: int
+) -> None:
+    model = make_model("llama", hidden_size=256, intermediate_size=512)
+    path = save_gguf(model, tmp_path / "model.gguf", kind)
     tensor = read_gguf(path).tensors["blk.1.ffn_up.weight"]
     where = path.read_bytes().index(tensor.raw().tobytes())
     with path.open("r+b") as file:
-        file.seek(where)
+        file.seek(where + offset)
         file.write(b"\x00\x7e")  # a 16-bit NaN
     _, weights = open_model(open_artifact(path))
-    read = weights.read_quantized if is_quantized else weights.read
-    with pytest.raises(ArtifactError, match=r"model\.gguf: tensor blk\.1\.ffn_up\.weight holds NaN"):
-        read("layers.1.up")
+    for read in (weights.read_quantized, weights.read):
+        with pytest.raises(ArtifactError, match=r"model\.gguf: tensor blk\.1\.ffn_up\.weight holds NaN"):
+            read("layers.1.up")
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_1"])
+def test_a_wrong_axis_is_refused_by_file_and_tensor(tmp_path: Path, kind: str) -> None:
+    path = save_gguf(make_model("llama"), tmp_path / "model.gguf", kind)
+    name = b"blk.1.ffn_up.weight"
+    where = path.read_bytes().index(name) + len(name) + 4
+    with path.open("r+b") as file:
+        file.seek(where)
+        turned = np.frombuffer(file.read(16), "<u8")[::-1]
+        file.seek(where)
+        file.write(turned.tobytes())
+    with pytest.raises(
+        ArtifactError, match=r"model\.gguf: tensor blk\.1\.ffn_up\.weight has shape \[64, 96\], .* \[96, 64\]"
+    ):
+        open_model(open_artifact(path))

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedModel
 
 from tests.unit.executors.batches import Part, logits_of
+from tests.unit.executors.gguf_cases import GGUF_FORMATS, cases_of, is_covering, make_gguf_model
 from tests.unit.executors.tiny_models import (
     VOCAB,
     WINDOW,
@@ -46,7 +47,7 @@ def assert_equal_logits(path: Path, model: PreTrainedModel, ids: list[int], **ch
     ours = logits_of(executor, [Part(ids, 0, list(range(40)))])
     theirs = reference_logits(model, ids, **changes)
     assert np.abs(theirs).max() > 0.5
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=max(1e-4, 2e-5 * np.abs(theirs).max()))
 
 
 @pytest.mark.failure("B106")
@@ -138,11 +139,14 @@ def test_the_text_part_of_a_model_that_also_sees_is_served(spelling: str, tmp_pa
 
 
 @pytest.mark.failure("B106")
-@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0"])
-@pytest.mark.parametrize("num_kv_heads", [8, 2, 1])
-def test_a_llama_gguf_gives_the_logits_of_transformers(kind: str, num_kv_heads: int, tmp_path: Path) -> None:
-    model = make_model("llama", num_attention_heads=8, num_key_value_heads=num_kv_heads)
-    assert_equal_logits(save_gguf(model, tmp_path / "tiny.gguf", kind), model, IDS)
+@pytest.mark.failure("B107")
+@pytest.mark.parametrize(("family", "kind", "num_kv_heads"), cases_of(GGUF_FORMATS, is_quick=is_covering))
+def test_a_gguf_gives_the_logits_of_transformers(
+    family: str, kind: str, num_kv_heads: int, tmp_path: Path
+) -> None:
+    model = make_gguf_model(family, num_kv_heads)
+    path = save_gguf(model, tmp_path / "tiny.gguf", kind)
+    assert_equal_logits(path, model, IDS)
 
 
 @pytest.mark.failure("B106")
@@ -159,14 +163,6 @@ def test_biases_norms_and_tied_heads_survive_gguf(
 ) -> None:
     model = make_model(family, **overrides)
     assert_equal_logits(save_gguf(model, tmp_path / "tiny.gguf", "Q8_0"), model, IDS)
-
-
-@pytest.mark.failure("B107")
-@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q5_0"])
-@pytest.mark.parametrize("family", ["mistral", "gemma3"])
-def test_windows_norms_and_scales_survive_gguf(family: str, kind: str, tmp_path: Path) -> None:
-    model = make_model(family)
-    assert_equal_logits(save_gguf(model, tmp_path / "tiny.gguf", kind), model, IDS)
 
 
 @pytest.mark.failure("B115")
