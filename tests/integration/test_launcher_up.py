@@ -258,3 +258,37 @@ async def test_a_damaged_model_is_one_line_and_leaves_nothing(tmp_path: Path) ->
         assert "damaged" in err
         assert err.count("\n") == 1
     check_nothing_listens(launcher.ports.offset)
+
+
+@pytest.fixture
+def cut(model_path: Path, tmp_path: Path) -> Path:
+    """The real model but for its end: header, tokenizer and most tensors are whole."""
+    path = tmp_path / "cut.gguf"
+    with model_path.open("rb") as whole, path.open("wb") as part:
+        part.write(whole.read(model_path.stat().st_size * 9 // 10))
+    return path
+
+
+@pytest.mark.slow
+async def test_a_real_model_cut_short_is_named_and_leaves_nothing(cut: Path, tmp_path: Path) -> None:
+    async with launch(tmp_path, "--model", str(cut)) as launcher:
+        code, err = await launcher.end()
+        assert code == 1
+        assert f"{cut}: truncated, tensor blk." in err
+        assert err.count("\n") == 1
+    check_nothing_listens(launcher.ports.offset)
+
+
+@pytest.mark.slow
+async def test_too_little_memory_for_a_real_model_is_said_before_anything_is_compiled_or_packed(
+    model_path: Path, tmp_path: Path
+) -> None:
+    async with launch(tmp_path, "--model", str(model_path), "--kv-memory", "100kB") as launcher:
+        code, err = await launcher.end()
+        assert code == 1
+        assert err.startswith("error: worker-0: no KV page of ")
+        assert "raise --kv-memory" in err
+        assert err.count("\n") == 1
+    check_nothing_listens(launcher.ports.offset)
+    assert not (tmp_path / "native").exists()
+    assert not (tmp_path / "packed").exists()
