@@ -16,6 +16,7 @@ from scheduler.core.policy import QueuePolicy
 from scheduler.core.request import Acquire
 from scheduler.core.state import SchedulerCore
 from services.domain.capacity import Capacity, Fits, worst_case
+from services.domain.errors import ServeError
 from services.domain.ids import GatewayId, RequestId, RequestKey, WorkerId
 from tests.unit.scheduler.builders import acquire, core, hello, report
 
@@ -84,6 +85,7 @@ class World:
         self.workers: dict[WorkerId, SimWorker] = {}
         self.asked: dict[RequestKey, tuple[GatewayId, Acquire, float]] = {}
         self.answers: Counter[RequestKey] = Counter()
+        self.refused: dict[RequestKey, ServeError] = {}
         self.placed: list[RequestKey] = []
         self.placed_at: dict[RequestKey, float] = {}
         self.forsaken: set[RequestKey] = set()
@@ -165,6 +167,7 @@ class World:
                 self._on_placed(output)
             elif isinstance(output, Rejected):
                 self.answers[output.acquire.key] += 1
+                self.refused[output.acquire.key] = output.error
             elif isinstance(output, PlacementsMade) and output.worker in self.workers:
                 worker = self.workers[output.worker]
                 for seq in output.abandoned:

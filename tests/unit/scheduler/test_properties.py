@@ -1,5 +1,7 @@
 """What holds for every run of a simulated fleet: credits, one answer each, order, progress, nothing left."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from scheduler.core.fair_queue import FairPolicy
 from scheduler.core.request import Requeue, Terms
 from services.domain.bands import Bands
+from services.domain.errors import LimitExpired, QueueFull
 from services.domain.generation import Band, Limits, RequestClass
 from services.domain.ids import GatewayId, TenantId, WorkerId
 from tests.unit.scheduler.builders import acquire
@@ -126,15 +129,30 @@ def test_strict_bands_hold_under_overload() -> None:
 
 
 @pytest.mark.failure("B060")
-def test_under_tenfold_overload_goodput_stays_and_nothing_useless_is_placed() -> None:
-    world = World(11, [40], slots=8, max_waiting=400)
-    per_second, seconds = 260, 30
+@pytest.mark.parametrize(("max_waiting", "max_tokens"), [(400, 1_000_000), (10_000, 6_400)])
+def test_under_tenfold_overload_goodput_stays_and_what_is_too_much_is_told_when_to_come_back(
+    max_waiting: int, max_tokens: int
+) -> None:
+    """Ten times what can be served, by callers who wait ten seconds; each bound of the queue by itself."""
+    world = World(11, [40], slots=8, max_waiting=max_waiting, max_waiting_tokens=max_tokens)
+    per_second, seconds = 260, 15
     for i in range(per_second * seconds):
         world.ask("gateway-0", acquire(f"r{i}", tokens=16, output=60, limits=Limits(queue_s=10.0)))
         world.run_until(world.now + 1 / per_second)
-        assert len(world.core.room) <= 400
+        assert len(world.core.room) <= max_waiting
+        assert world.core.room.num_tokens <= max_tokens
     # Eight at a time (5 of 40 pages each) for 0.3 s: 26 a second. A slot is lost for 2 s where a
     # placement is never submitted (one in twenty), so there are more slots than places.
     assert len(world.placed) >= 0.9 * 26 * seconds
-    for key in world.placed:
-        assert world.placed_at[key] - world.asked[key][2] <= 10.0
+    waits = [world.placed_at[key] - world.asked[key][2] for key in world.placed]
+    assert max(waits) <= 10.0, "placed for callers who had given up"
+    by_second = Counter(int(at) for at in world.placed_at.values())
+    assert min(by_second[second] for second in range(seconds)) >= 0.5 * 26, "it stood still for a time"
+    kinds = Counter(type(error) for error in world.refused.values())
+    assert set(kinds) == {QueueFull, LimitExpired}
+    for error in world.refused.values():
+        assert not isinstance(error, QueueFull) or error.detail.retry_after_s is not None
+    world.run_until(world.now + 20.0)
+    assert len(world.core.room) == world.core.room.num_tokens == 0
+    assert not world.placed_at.keys() & world.refused.keys()
+    assert len(world.placed) + len(world.refused) == per_second * seconds
