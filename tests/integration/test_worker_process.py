@@ -6,9 +6,11 @@ import signal
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import grpc
 import pytest
@@ -26,9 +28,12 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class WorkerProcess:
-    """`python -m worker` with the sim executor."""
+    """`python -m worker`, with the sim executor unless flags say otherwise."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(
+        self, *flags: str, module: str = "worker", environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self.module, self.environment = module, {**os.environ, **environment}
         self.port, self.probe_port = free_port(), free_port()
         self.flags = (
             "--executor", "sim", "--model", "sim", "--sim-step-ms", "2", "--sim-vocab-size", "500",
@@ -37,7 +42,9 @@ class WorkerProcess:
 
     async def start(self) -> None:
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "worker", *self.flags, stderr=asyncio.subprocess.PIPE
+            *(sys.executable, "-m", self.module, *self.flags),
+            stderr=asyncio.subprocess.PIPE,
+            env=self.environment,
         )
 
     def probe(self, path: str) -> tuple[int, bytes]:
@@ -63,8 +70,8 @@ class WorkerProcess:
 
 
 @asynccontextmanager
-async def worker_process(*flags: str) -> AsyncIterator[WorkerProcess]:
-    process = WorkerProcess(*flags)
+async def worker_process(*flags: str, **how: Any) -> AsyncIterator[WorkerProcess]:
+    process = WorkerProcess(*flags, **how)
     await process.start()
     try:
         yield process

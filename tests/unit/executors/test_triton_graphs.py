@@ -1,11 +1,11 @@
 """Captured decode, the memory of steps and what a step may do, on a fake device."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from tests.fakes.contract_executors import (
@@ -19,6 +19,7 @@ from tests.fakes.contract_executors import (
     tiny_triton,
 )
 from tests.fakes.engine_harness import engine_config
+from tests.fakes.failing_device import SAYS, FailingStream
 from tests.fakes.fake_stream import FakeStream
 from tests.fakes.interpreted_dots import use_one_order
 from tests.fakes.served import Served
@@ -185,28 +186,34 @@ def test_memory_that_is_not_there_is_a_fault_with_the_sum() -> None:
         executor.allocate(1_000_000)
 
 
-@pytest.mark.parametrize(
-    ("error", "says"),
-    [
-        (
-            torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
-            "failed on the device",
-        ),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 bytes"), "ran out of device memory"),
-    ],
-)
-def test_an_executor_whose_device_failed_computes_nothing_more(error: Exception, says: str) -> None:
-    stream = FakeStream(computes=False)
+@pytest.mark.parametrize("error", SAYS)
+@pytest.mark.parametrize("stage", ["upload", "ragged_kernel", "replay", "download", "synchronize"])
+def test_an_executor_whose_device_failed_computes_nothing_more(
+    stage: str, error: str, tmp_path: Path
+) -> None:
+    stream = FailingStream(stage=stage, error=error, trigger=tmp_path / "fail")
     executor = made(stream)
-    seq = sequence(1, 4, [1])
-    step(executor, [(seq, 4)])
-    stream.error = error
-    with pytest.raises(ExecutorFault, match=f"a step {says}: CUDA"):
-        step(executor, [(seq, 1)])
-    stream.error = None
-    with pytest.raises(ExecutorFault, match=says):
-        step(executor, [(seq, 1)])
+    a, b = sequence(1, 4, [1]), sequence(2, 4, [2])
+    step(executor, [(a, 4)])
+    stream.trigger.touch()
+    # A step that is launched by itself, or one that is replayed.
+    work = [(a, 1)] if stage == "replay" else [(a, 1), (b, 4)]
+    for _ in range(2):
+        with pytest.raises(ExecutorFault) as raised:
+            step(executor, work)
+        assert str(raised.value) == f"a step {SAYS[error]}"
     executor.close()
+
+
+@pytest.mark.parametrize("error", SAYS)
+def test_a_device_that_fails_while_decode_is_captured_leaves_an_executor_without_memory(
+    error: str, tmp_path: Path
+) -> None:
+    stream = FailingStream(stage="capture", error=error, trigger=tmp_path / "fail")
+    stream.trigger.touch()
+    with pytest.raises(ExecutorFault, match=r"^allocating \d+ pages of \d+ bytes ") as raised:
+        made(stream)
+    assert str(raised.value).endswith(SAYS[error])
 
 
 def test_memory_can_be_made_anew_after_a_profile_run() -> None:

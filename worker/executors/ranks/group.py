@@ -65,10 +65,10 @@ class GroupExecutor:
         """Allocate the KV memory of every rank, once, before the first step (see `Executor.allocate`).
 
         Raises:
-            FatalError: A rank failed or is gone.
-            ExecutorFault: This one does not have that much memory.
+            ExecutorFault: This rank or another does not have that much memory, or is gone.
         """
-        self._others.allocate(num_pages, captures, self._local)
+        with self._blaming():
+            self._others.allocate(num_pages, captures, self._local)
 
     def execute(self, batch: Batch, meanwhile: Callable[[], None] = nothing) -> StepResult:
         """Run one step in every rank and draw (see `Executor.execute`).

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.chassis.fatal import FatalError
 from worker.executors.base import Executor, ExecutorFault
@@ -25,21 +25,42 @@ END_LIMIT_S = 5.0
 """Seconds from closing a rank's socket to killing it."""
 _BLAME_S = 2.0
 """Seconds in which a rank that broke an exchange is seen to have ended."""
+FOLLOWER = "worker.executors.ranks.follower"
+"""The module that every rank but 0 runs."""
 
 
 class RankLost(ExecutorFault):
     """A rank of this worker is gone: none of the others can go on."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Rank:
     spec: RankSpec
     process: subprocess.Popen[bytes]
     channel: Channel
+    _last_words: str | None = None
+    _reading: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def name(self) -> str:
         return f"rank {self.spec.rank} of {self.spec.size}"
+
+    def ending(self) -> str:
+        """Say how a rank that has ended did, and why, where it could say so; from any thread."""
+        code = self.process.returncode
+        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        with self._reading:
+            if self._last_words is None:
+                self._last_words = self._read_last_words()
+        return f"{self.name} ended ({how})" + (f": {self._last_words}" if self._last_words else "")
+
+    def _read_last_words(self) -> str:
+        with contextlib.suppress(Closed, TimeoutError):
+            while True:
+                kind, body = self.channel.receive(limit_s=_BLAME_S)
+                if kind is Kind.FAILED:
+                    return str(json.loads(body))
+        return ""
 
 
 class RankProcesses:
@@ -80,12 +101,15 @@ class RankProcesses:
         """Allocate pages in all ranks, this process's `here` among them (see `Executor.allocate`).
 
         Raises:
-            FatalError: A rank could not, ended, or took too long.
+            RankLost: A rank could not, ended, or took too long.
             ExecutorFault: From `here`.
         """
         self.tell(Kind.ALLOCATE, json.dumps({"num_pages": num_pages, "captures": captures}).encode())
         here.allocate(num_pages, captures=captures)
-        self._wait(Kind.ALLOCATED)
+        try:
+            self._wait(Kind.ALLOCATED)
+        except FatalError as exc:
+            raise RankLost(str(exc)) from exc
 
     def blame(self, fault: ExecutorFault) -> ExecutorFault:
         """Return why a step failed here: a rank that has ended, else what was seen."""
@@ -97,7 +121,7 @@ class RankProcesses:
         def wait(rank: _Rank) -> None:
             rank.process.wait()
             if not self._is_closing:
-                on_lost(RankLost(_ending(rank)))
+                on_lost(RankLost(rank.ending()))
 
         for rank in self._ranks:
             threading.Thread(target=wait, args=(rank,), name=f"rank-{rank.spec.rank}", daemon=True).start()
@@ -124,7 +148,7 @@ class RankProcesses:
         for rank in self._ranks:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 rank.process.wait(max(0.0, deadline - time.monotonic()))
-                return RankLost(_ending(rank))
+                return RankLost(rank.ending())
         return None
 
 
@@ -132,7 +156,7 @@ def _start(spec: RankSpec) -> _Rank:
     ours, theirs = socket.socketpair()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "worker.executors.ranks.follower", str(theirs.fileno())],
+            [sys.executable, "-m", FOLLOWER, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
@@ -160,13 +184,8 @@ def _answer(rank: _Rank, expected: Kind, deadline: float) -> bytearray:
     except Closed as exc:
         rank.process.kill()
         rank.process.wait()
-        raise FatalError(f"{_ending(rank)}: see what it logged, then restart the worker") from exc
+        raise FatalError(f"{rank.ending()}: see what it logged, then restart the worker") from exc
     if kind is Kind.FAILED:
         raise FatalError(f"{rank.name}: {json.loads(body)}")
     assert kind is expected
     return body
-
-
-def _ending(rank: _Rank) -> str:
-    code = rank.process.returncode
-    return f"{rank.name} ended (" + (f"exit code {code}" if code >= 0 else signal.Signals(-code).name) + ")"
