@@ -124,4 +124,4 @@ def find_device(dev: Path = Path("/dev")) -> Device:
         )
     from worker.executors.triton_device import first_visible
 
-    return first_visible()
+    return first_visible(nodes)

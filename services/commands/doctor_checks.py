@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from services.commands.doctor_facts import Facts
+from worker.amd_driver import AmdDriver
 from worker.memory import HOST_FRACTION, MIB
 from worker.memory_plan import PROCESS_BYTES
 
@@ -64,15 +65,32 @@ def _driver(facts: Facts) -> Finding:
             remedy = "install the driver's libraries, or run the container with the NVIDIA runtime"
             return Finding("driver", Verdict.LOOK, f"a GPU, but {facts.driver_error}", remedy)
         return Finding("driver", Verdict.OK, facts.driver)
-    if facts.nodes.amd:
-        return Finding("driver", Verdict.OK, "AMD's (/dev/kfd)")
+    if facts.amd is not None:
+        return _amd_driver(facts.amd)
     return Finding("driver", Verdict.OK, "no GPU here, so none is needed")
+
+
+def _amd_driver(driver: AmdDriver) -> Finding:
+    found = f"AMD {driver.version}"
+    if not driver.gpus:
+        remedy = "look at what the kernel says (dmesg | grep amdgpu), or give the container /dev/dri"
+        return Finding("driver", Verdict.LOOK, f"{found}, but no GPU", remedy)
+    found += f" with {', '.join(driver.gpus)}"
+    if not driver.may_open:
+        remedy = "join the groups render and video, or give the container both (group_add)"
+        return Finding("driver", Verdict.LOOK, f"{found}, but /dev/kfd may not be opened", remedy)
+    return Finding("driver", Verdict.OK, found)
 
 
 def _triton(facts: Facts) -> Finding:
     versions = ", ".join(f"{name} {version or 'not installed'}" for name, version in facts.packages.items())
     if not facts.nodes.any:
         return Finding("triton", Verdict.OK, f"not needed without a GPU ({versions})")
+    maker = "nvidia" if facts.nodes.nvidia else "amd"
+    if facts.packages["triton"] is not None and maker not in facts.triton_backends:
+        remedy = "install the Triton that torch for ROCm brings" if maker == "amd" else "install triton anew"
+        found = f"{versions}, which has no backend for {maker}"
+        return Finding("triton", Verdict.LOOK, found, remedy)
     if facts.gpu is None:
         return Finding("triton", Verdict.LOOK, versions, facts.gpu_error)
     return Finding("triton", Verdict.OK, f"{versions} on {facts.gpu}")
@@ -81,6 +99,9 @@ def _triton(facts: Facts) -> Finding:
 def _compiler(facts: Facts) -> Finding:
     if facts.compiler is None:
         return Finding("compiler", Verdict.LOOK, "none", facts.compiler_error)
+    if facts.nodes.any and not facts.has_c_compiler:
+        found = f"{facts.compiler}, but none for C, which Triton needs"
+        return Finding("compiler", Verdict.LOOK, found, "install gcc or set CC")
     return Finding("compiler", Verdict.OK, facts.compiler)
 
 
@@ -121,6 +142,11 @@ def _memory(facts: Facts) -> Finding:
     if facts.free_bytes < ROOMY_BYTES:
         remedy = f"KV takes {HOST_FRACTION:.0%} of it: free some, or set --kv-memory, to run more at once"
         return Finding("memory", Verdict.LOOK, found, remedy)
+    if facts.gpu_memory is not None:
+        free, total = facts.gpu_memory.free_bytes, facts.gpu_memory.total_bytes
+        found += f"; {free / MIB:,.0f} of {total / MIB:,.0f} MiB on the GPU"
+        if free < ROOMY_BYTES:
+            return Finding("memory", Verdict.LOOK, found, "end what else runs on the GPU")
     return Finding("memory", Verdict.OK, found)
 
 

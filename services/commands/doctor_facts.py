@@ -7,6 +7,7 @@ fact is `doctor_checks`' to say. A fact that a system does not tell is None.
 import asyncio
 import ctypes
 import importlib.metadata
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -28,7 +29,8 @@ from services.domain.errors import DependencyDown
 from services.launcher.ports import LOOPBACK, Ports
 from services.launcher.topology import Model, Suite, plan
 from services.launcher.up import find_redis
-from worker.devices import DeviceNodes, NoDevice, device_nodes, find_device
+from worker.amd_driver import AmdDriver, read_amd_driver
+from worker.devices import DeviceMemory, DeviceNodes, NoDevice, device_nodes, find_device, has_c_compiler
 from worker.executors.native.build import NoCompiler, find_compiler
 from worker.executors.native.instruction_sets import this_cpu
 from worker.memory import free_memory_bytes
@@ -75,10 +77,17 @@ class Facts:
     driver: str | None
     """NVIDIA's, with the GPUs that it shows; None where its library does not answer."""
     driver_error: str | None
+    amd: AmdDriver | None
+    """None without `/dev/kfd`."""
     packages: Mapping[str, str | None]
     """torch and triton: the version, None where it is not installed."""
+    triton_backends: tuple[str, ...]
+    """Makers for whose GPUs the installed Triton compiles: `amd`, `nvidia`."""
+    has_c_compiler: bool
+    """Whether Triton finds one."""
     gpu: str | None
     """The device that kernels would run on."""
+    gpu_memory: DeviceMemory | None
     gpu_error: str | None
     """Why there is none."""
     compiler: str | None
@@ -104,7 +113,7 @@ def look(port_offset: int, environment: Mapping[str, str] = os.environ) -> Facts
     """Gather all facts; imports torch only where there is a GPU."""
     nodes = device_nodes()
     driver, driver_error = _driver()
-    gpu, gpu_error = _gpu()
+    gpu, gpu_memory, gpu_error = _gpu()
     compiler, compiler_error = _compiler(environment)
     url = environment.get("REDIS_URL") or None
     ports = _ports(port_offset, url)
@@ -113,8 +122,12 @@ def look(port_offset: int, environment: Mapping[str, str] = os.environ) -> Facts
         nodes=nodes,
         driver=driver,
         driver_error=driver_error,
+        amd=read_amd_driver(),
         packages={name: _version(name) for name in ("torch", "triton")},
+        triton_backends=_triton_backends(),
+        has_c_compiler=has_c_compiler(environment),
         gpu=gpu,
+        gpu_memory=gpu_memory,
         gpu_error=gpu_error,
         compiler=compiler,
         compiler_error=compiler_error,
@@ -140,11 +153,21 @@ def _driver() -> tuple[str | None, str | None]:
         return None, str(exc)
 
 
-def _gpu() -> tuple[str | None, str | None]:
+def _gpu() -> tuple[str | None, DeviceMemory | None, str | None]:
     try:
-        return find_device().label, None
+        device = find_device()
+        return device.label, device.memory(), None
     except NoDevice as exc:
-        return None, str(exc)
+        return None, None, str(exc)
+
+
+def _triton_backends() -> tuple[str, ...]:
+    """Return the folders of Triton's backends; imports nothing."""
+    spec = importlib.util.find_spec("triton")
+    folders = [] if spec is None else [Path(folder) for folder in spec.submodule_search_locations or ()]
+    return tuple(
+        sorted(path.parent.name for folder in folders for path in folder.glob("backends/*/driver.py"))
+    )
 
 
 def _compiler(environment: Mapping[str, str]) -> tuple[str | None, str | None]:

@@ -12,7 +12,7 @@ from services.artifacts.artifact import ModelArtifact
 from services.artifacts.model_cache import cache_folder
 from services.chassis.fatal import FatalError
 from services.domain.kv_layout import KvFormat
-from worker.devices import Device, DeviceMemory, UnusableDevice
+from worker.devices import Device, DeviceMemory, DeviceNodes, UnusableDevice
 from worker.executors.base import StepLimits
 from worker.executors.torch_ranks import Ranks
 from worker.executors.triton_executor import TritonExecutor, load_triton_executor
@@ -79,19 +79,23 @@ def tuning_of(device: Device) -> dict[str, str]:
     return tuning_labels(torch.device(device.name))
 
 
-def first_visible() -> Gpu:
+def first_visible(nodes: DeviceNodes) -> Gpu:
     """Return the first GPU that the driver shows this process.
+
+    Args:
+        nodes: What GPUs the kernel shows, to say which build of torch they need.
 
     Raises:
         UnusableDevice: torch reaches none, or its blocks have less room than any chip's tiles need.
     """
     if not torch.cuda.is_available():
-        is_cpu_build = torch.version.cuda is None and torch.version.hip is None
-        why = (
-            "is a build for CPUs: install one for CUDA or ROCm"
-            if is_cpu_build
-            else "reaches none: look at the driver (nvidia-smi, rocminfo) and at CUDA_VISIBLE_DEVICES"
-        )
+        builds = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip}
+        needed = [name for name, count in (("CUDA", nodes.nvidia), ("ROCm", nodes.amd)) if count]
+        if any(builds[name] is not None for name in needed):
+            why = "reaches none: look at the driver (nvidia-smi, rocminfo) and at CUDA_VISIBLE_DEVICES"
+        else:
+            of = next((name for name, version in builds.items() if version is not None), "CPUs")
+            why = f"is a build for {of}: install one for {' or '.join(needed)}"
         raise UnusableDevice(f"there is a GPU here, but torch {torch.__version__} {why}")
     chip = _chip_name()
     if not chip.startswith(SERVED):

@@ -66,15 +66,27 @@ def test_without_a_c_compiler_no_kernel_can_be_launched(
 
 
 @pytest.mark.usefixtures("compiled")
-def test_a_torch_that_reaches_no_gpu_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("node", "cuda", "hip", "says"),
+    [
+        ("nvidia0", None, None, "is a build for CPUs: install one for CUDA"),
+        ("nvidia0", None, "7.0", "is a build for ROCm: install one for CUDA"),
+        ("nvidia0", "13.0", None, "look at the driver"),
+        ("kfd", None, None, "is a build for CPUs: install one for ROCm"),
+        ("kfd", "13.0", None, "is a build for CUDA: install one for ROCm"),
+        ("kfd", None, "7.0", "look at the driver"),
+    ],
+)
+def test_a_torch_that_reaches_no_gpu_says_what_to_do(
+    node: str, cuda: str | None, hip: str | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.version, "hip", None)
-    for cuda, says in ((None, "is a build for CPUs"), ("13.0", "look at the driver")):
-        monkeypatch.setattr(torch.version, "cuda", cuda)
-        with pytest.raises(UnusableDevice, match=says):
-            find_device(nodes(tmp_path, "nvidia0"))
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    with pytest.raises(UnusableDevice, match=says):
+        find_device(nodes(tmp_path, node))
 
 
 @pytest.mark.usefixtures("compiled")
