@@ -17,15 +17,15 @@ ONCE = ("models", "first-start")
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}")
 
 
-def compose() -> dict[str, Any]:
-    """Return the document with merge keys applied and every variable at its default."""
-    text = _VARIABLE.sub(lambda match: match[2] or "", COMPOSE.read_text("utf-8"))
+def compose(**variables: str) -> dict[str, Any]:
+    """Return the document with merge keys applied and every other variable at its default."""
+    text = _VARIABLE.sub(lambda match: variables.get(match[1]) or match[2] or "", COMPOSE.read_text("utf-8"))
     document: dict[str, Any] = yaml.safe_load(text)
     return document
 
 
-def service(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = compose()["services"][name]
+def service(name: str, **variables: str) -> dict[str, Any]:
+    found: dict[str, Any] = compose(**variables)["services"][name]
     return found
 
 
@@ -56,9 +56,9 @@ def image_environment() -> dict[str, str]:
     return pairs
 
 
-def environment_of(name: str) -> dict[str, str]:
+def environment_of(name: str, **variables: str) -> dict[str, str]:
     """Return a container's variables; those passed on from the host are absent there."""
-    own = service(name).get("environment") or {}
+    own = service(name, **variables).get("environment") or {}
     return image_environment() | {key: value for key, value in own.items() if value is not None}
 
 

@@ -50,10 +50,10 @@ def first_config(tmp_path: Path) -> Path:
     return path
 
 
-def loaded(name: str, first_config: Path) -> Any:
+def loaded(name: str, first_config: Path, **variables: str) -> Any:
     """Read a container's command line and variables as its process does."""
     kind, *argv = command_of(name)
-    environ = environment_of(name)
+    environ = environment_of(name, **variables)
     if environ.get("QUIRE_CONFIG") == "/config/quire.toml":
         environ["QUIRE_CONFIG"] = str(first_config)
     if kind == "gateway":
@@ -197,9 +197,29 @@ def test_a_gpu_worker_starts_only_when_asked_for_and_with_its_gpu(first_config: 
     }
     assert loaded("worker-gpu-0", first_config).executor is ExecutorKind.TRITON
     resources = service("worker-gpu-0")["deploy"]["resources"]
-    assert resources["reservations"]["devices"] == [{"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}]
+    [gpus] = resources["reservations"]["devices"]
+    assert gpus == {"driver": "nvidia", "count": "1", "capabilities": ["gpu"]}
     assert resources["limits"]["memory"] == "24g"
     assert "reservations" not in service("worker-0")["deploy"]["resources"]
+
+
+@pytest.mark.parametrize(("count", "ids", "ranks"), [("2", "", "2"), ("all", "2,3", "2"), ("all", "5", "")])
+def test_how_many_gpus_and_which_is_said_by_variables(
+    count: str, ids: str, ranks: str, first_config: Path
+) -> None:
+    """What is not said stays: one rank, and as many GPUs as the container sees."""
+    said = {"QUIRE_GPU_COUNT": count, "QUIRE_GPU_IDS": ids, "QUIRE_GPU_RANKS": ranks}
+    assert PyCompose.from_json(json.dumps(compose(**said)))
+    [gpus] = service("worker-gpu-0", **said)["deploy"]["resources"]["reservations"]["devices"]
+    assert gpus["count"] == count
+    assert loaded("worker-gpu-0", first_config, **said).tensor_parallel_size == int(ranks or 1)
+    visible = environment_of("worker-gpu-0", **said)["CUDA_VISIBLE_DEVICES"]
+    assert visible == (ids or "0,1,2,3,4,5,6,7")
+
+
+def test_a_number_of_gpus_that_is_none_would_be_found() -> None:
+    with pytest.raises(ValueError, match="few"):
+        PyCompose.from_json(json.dumps(compose(QUIRE_GPU_COUNT="few")))
 
 
 def test_extras_that_images_are_built_with_exist_and_triton_is_torchs_to_choose() -> None:
