@@ -73,7 +73,7 @@ def measure_use(executor: Executor, device: Device, steps: Sequence[Batch], *, f
         raise FatalError(
             f"the largest step of {num_tokens} tokens does not run beside the weights on {device.label}"
             f" ({loaded.free_bytes / MIB:,.0f} MiB were left): lower --max-step-tokens or --max-sequences,"
-            f" or look at the cause: {exc.__cause__ or exc}"
+            f" or look at the cause: {exc}"
         ) from exc
     finally:
         executor.close()

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from services.chassis.fatal import entry
 from tests.fakes.fake_stream import FakeStream
 from worker.__main__ import main
-from worker.executors import triton_executor
+from worker.executors import torch_ranks, triton_executor
 from worker.executors.ranks import follower, processes
 
 VARIABLE = "QUIRE_TEST_DEVICE_FAILURE"
@@ -45,6 +47,20 @@ class FailingStream(FakeStream):
         super()._note(name)
 
 
+class RealExchanges:
+    """gloo's group, whose operations are no launches of the fake device's: it makes tensors of its own."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def _allgather_base(self, parts: Tensor, x: Tensor) -> Any:
+        with _disable_current_modes():
+            return self._group._allgather_base(parts, x)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+
 def install(is_follower: bool) -> None:
     """Let this process compute on a device that fails, or on one that works if another rank's is meant."""
     failure: dict[str, Any] = json.loads(os.environ[VARIABLE])
@@ -53,6 +69,8 @@ def install(is_follower: bool) -> None:
     triton_executor.stream_on = lambda device: (
         FailingStream(**failure) if fails else FakeStream(computes=False)
     )
+    make_group = torch_ranks._over_gloo
+    torch_ranks._over_gloo = lambda *args: RealExchanges(make_group(*args))
     processes.FOLLOWER = __spec__.name
 
 

@@ -35,7 +35,7 @@ class Keeping(SimExecutor):
     def execute(self, batch: Batch) -> StepResult:
         self.step_mib = max(self.step_mib, len(batch.ids))
         if self.step_mib > self._room_mib:
-            raise ExecutorFault("a step failed on the device") from RuntimeError("out of memory")
+            raise ExecutorFault("a step failed on the device: out of memory")
         return super().execute(batch)
 
     def close(self) -> None:
