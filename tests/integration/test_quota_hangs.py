@@ -69,7 +69,7 @@ async def forgotten(gateway: Gateway, account: Account) -> bool:
     return bool(await gateway.redis.execute("HLEN", key) == 0)
 
 
-@pytest.mark.failure("B144")
+@pytest.mark.failure("B152")
 async def test_one_that_waits_charges_all_once(valkey: Valkey, tmp_path: Path) -> None:
     account, folder = an_account(Limits()), tmp_path / "journal"
     gateway = Gateway(valkey.url, folder, "one")
@@ -90,7 +90,7 @@ async def test_one_that_waits_charges_all_once(valkey: Valkey, tmp_path: Path) -
     assert list(folder.iterdir()) == [], "what is settled is not kept"
 
 
-@pytest.mark.failure("B144")
+@pytest.mark.failure("B152")
 async def test_one_that_ends_leaves_them_to_the_next_start(valkey: Valkey, tmp_path: Path) -> None:
     account, folder = an_account(Limits()), tmp_path / "journal"
     direct = Gateway(valkey.url, tmp_path / "other", "direct")

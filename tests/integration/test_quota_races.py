@@ -1,7 +1,7 @@
-"""Sixteen gateways race for one set of limits: a checker recomputes from their log that none was exceeded."""
+"""Sixteen gateways, each a process, race for one set of limits: an observer finds none exceeded."""
 
 import asyncio
-import random
+import json
 import signal
 import subprocess
 import sys
@@ -13,14 +13,12 @@ import pytest
 
 from gateway.stores.quota_redis import RedisQuota
 from services.chassis.redis import connect
-from services.domain.errors import QuotaExceeded
-from services.domain.limits import Account, Budget, Limits
+from services.domain.limits import Account, Limits
 from tests.fakes.quota_values import a_reservation, a_settlement, admits, an_account, use_of
+from tests.fakes.racing_gateways import BUDGET, NUM_GATEWAYS, PARENT, team
 from tests.fakes.valkey import eventually
 
-NUM_GATEWAYS = 16
-TEAM = Limits(max_concurrency=5, daily=Budget(tokens=4000))
-PARENT = Limits(max_concurrency=8, daily=Budget(tokens=9000))
+RACE_LIMIT_S = 100.0
 
 
 @dataclass(frozen=True)
@@ -58,37 +56,36 @@ def test_the_checker_sees_an_admission_too_many() -> None:
 @pytest.mark.failure("B123")
 @pytest.mark.failure("B124")
 async def test_sixteen_racing_gateways_never_exceed_a_limit_and_leave_nothing(valkey_url: str) -> None:
-    connections = [connect(valkey_url, limit_s=20.0) for _ in range(NUM_GATEWAYS)]
-    first = an_account(TEAM, PARENT, tenant="t0")
-    teams = [an_account(TEAM, PARENT, tenant=f"t{n}", organisation=first.organisation) for n in range(4)]
-    events: list[Event] = []
-    refused: Counter[str] = Counter()
-
-    async def gateway(number: int) -> None:
-        store, draw = RedisQuota(connections[number]), random.Random(number)
-        for step in range(40):
-            account, n, output = draw.choice(teams), draw.randint(1, 2), draw.randint(10, 300)
-            wanted = a_reservation(account, f"{number}-{step}", output=output, n=n)
-            try:
-                await store.reserve(wanted)
-            except QuotaExceeded as refusal:
-                refused[(refusal.detail.quota or "").rpartition("/")[2]] += 1
-                continue
-            events.append(Event(account, n, wanted.num_tokens, 0))
-            await asyncio.sleep(0)
-            used = draw.randint(0, output)
-            events.append(Event(account, -n, -wanted.num_tokens, 10 + used))
-            await store.settle([a_settlement(account, wanted.id, output=used)] * draw.randint(1, 2))
-
-    await asyncio.gather(*map(gateway, range(NUM_GATEWAYS)))
-    check(events)
-    assert set(refused) == {"concurrency", "daily_budget"}, "both limits were reached"
-    used = sum(event.used for event in events)
-    parent = (await RedisQuota(connections[0]).use(first))[1]
+    organisation = an_account(PARENT).organisation
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.fakes.racing_gateways", valkey_url, organisation),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await asyncio.wait_for(process.communicate(), RACE_LIMIT_S)
+    assert process.returncode == 0
+    seen = sorted(map(json.loads, out.splitlines()), key=lambda one: one["at"])
+    # All asked at once and none let go before all were answered: there was room for so many.
+    first = [one for one in seen if one["step"] == 0]
+    assert len({one["gateway"] for one in first}) == NUM_GATEWAYS
+    assert Counter(one["what"] for one in first) == {"admitted": 8, "ended": 8, "refused": NUM_GATEWAYS - 8}
+    check([event_of(one, organisation) for one in seen if one["what"] != "refused"])
+    refused = {one["by"] for one in seen if one["what"] == "refused"}
+    assert refused == {"concurrency", BUDGET}, "both limits were reached"
+    redis = connect(valkey_url, limit_s=20.0)
+    parent = (await RedisQuota(redis).use(team(0, organisation)))[1]
+    used = sum(one["used"] for one in seen if one["what"] == "ended")
     assert (parent.num_leases, parent.reserved_tokens) == (0, 0)
-    assert parent.day_spent == parent.day_charged == used <= 9000
-    for connection in connections:
-        await connection.close()
+    assert PARENT.daily is not None
+    assert parent.day_spent == parent.day_charged == used <= PARENT.daily.tokens
+    await redis.close()
+
+
+def event_of(seen: dict[str, int], organisation: str) -> Event:
+    """Return what a gateway saw as the observer counts it."""
+    account = team(seen["team"], organisation)
+    if seen["what"] == "admitted":
+        return Event(account, seen["choices"], seen["tokens"], 0)
+    return Event(account, -seen["choices"], -seen["tokens"], seen["used"])
 
 
 _HOLDER = """
