@@ -94,8 +94,13 @@ def worker_to_keep(
 
 def held_back(workers: Collection[WorkerCredits]) -> frozenset[TenantId]:
     """Return the tenants that wait for their slice on every worker: they pass nobody and hold up nobody."""
-    at_slice = [worker.report.at_slice for worker in workers]
-    return frozenset.intersection(*at_slice) if at_slice and all(at_slice) else NOBODY
+    held: frozenset[TenantId] | None = None
+    for worker in workers:
+        at_slice = worker.report.at_slice
+        held = at_slice if held is None else held & at_slice
+        if not held:
+            return NOBODY
+    return held or NOBODY
 
 
 def miss_reason(

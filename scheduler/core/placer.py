@@ -33,6 +33,7 @@ from services.domain.generation import RequestClass
 from services.domain.ids import RequestKey
 from services.domain.miss_reason import MissReason
 
+Workers = list[WorkerCredits]
 _KNOWS_NOTHING = (MissReason.NEVER_SEEN, MissReason.OWN_SALT)
 
 
@@ -116,13 +117,14 @@ class Placer:
             if model in self._windows:
                 continue
             workers = self._fleet.serving(model)
-            num_free = sum([worker.free_credits for worker in workers])
-            while num_free > 0:
-                num_free -= 1
-                placed = self._place_next(model, workers, now, outputs)
+            free = [worker for worker in workers if worker.free_credits]
+            while free:
+                placed = self._place_next(model, workers, free, now, outputs)
                 if placed is None:
                     break
                 touched[placed.boot] = placed
+                if not placed.free_credits:
+                    free.remove(placed)
             for worker in workers if self._reported else ():
                 # Where a seat has just become free nobody needs to yield one.
                 is_asked = worker.boot in self._reported and worker.boot not in touched
@@ -133,12 +135,13 @@ class Placer:
         return outputs
 
     def _place_next(
-        self, model: str, workers: list[WorkerCredits], now: float, outputs: list[Output]
+        self, model: str, workers: Workers, free: Workers, now: float, outputs: list[Output]
     ) -> WorkerCredits | None:
         """Place the first head that fits; return its worker, or None when nothing can be placed now.
 
         Args:
-            workers: Those of the model, at least one of them with credit.
+            workers: Those of the model.
+            free: Those of them with credit, at least one.
         """
         passed: list[WaitingRequest] = []
         kept: dict[WorkerBoot, RequestKey] = {}
@@ -156,7 +159,7 @@ class Placer:
                 return None
             possible = self._classes.for_request(request, with_room[request.acquire.request_class], workers)
             taken = self._faults.not_now(request, kept, now)
-            choice = choose(request, possible, taken)
+            choice = choose(request, free if possible is workers else possible, taken)
             if choice is not None:
                 for head in passed:
                     head.bypassed += 1
@@ -169,18 +172,13 @@ class Placer:
                     kept[request.kept_worker] = request.key
         return None
 
-    def _with_room(self, model: str, workers: list[WorkerCredits]) -> dict[RequestClass, list[WorkerCredits]]:
+    def _with_room(self, model: str, workers: Workers) -> dict[RequestClass, Workers]:
         if not self._room.has_long(model):
             return self._classes.with_room(workers, long_waits=False)
         return self._classes.with_room(workers, long_waits=True, owed=self._room.policy.owed_class(model))
 
     def _place_over(
-        self,
-        model: str,
-        worker: WorkerCredits,
-        workers: list[WorkerCredits],
-        now: float,
-        outputs: list[Output],
+        self, model: str, worker: WorkerCredits, workers: Workers, now: float, outputs: list[Output]
     ) -> bool:
         """Place the first that has waited for a grant and to whom others have to yield on `worker`."""
         if worker.free_credits or not worker.takes_beyond_grants or not worker.report.running:

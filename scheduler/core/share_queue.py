@@ -197,11 +197,13 @@ class ShareQueue:
 
     def _eligible(self, closed: Collection[RequestClass]) -> tuple[list[Line], list[Line]]:
         """Return the lines of each class that are at most the quantum above the least of both."""
-        rules = self._rules
-        short, long = (
-            active.least(rules.window, rules.quantum, self._held) if active and kind not in closed else []
-            for kind, active in zip(_CLASSES, self._active, strict=True)
-        )
+        rules, (of_short, of_long) = self._rules, self._active
+        short: list[Line] = []
+        long: list[Line] = []
+        if of_short and RequestClass.SHORT not in closed:
+            short = of_short.least(rules.window, rules.quantum, self._held)
+        if of_long and RequestClass.LONG not in closed:
+            long = of_long.least(rules.window, rules.quantum, self._held)
         if short and long:
             most = min(short[0].order[0], long[0].order[0]) + rules.quantum
             long = [line for line in long if line.order[0] <= most]
@@ -213,15 +215,17 @@ class ShareQueue:
     def _by_prefix(self, window: list[Line]) -> list[WaitingRequest]:
         """Return the heads of a window, the longest cached prefix first."""
         heads = [head for line in window if (head := line.waiting.first) is not None]
-        prefixes = [head.longest_prefix for head in heads]
-        # Mostly no prefix is longer than another, and then who has had least goes first as it is.
-        is_level = len(heads) < 2 or min(prefixes) == max(prefixes)
-        most = self._rules.max_passes
-        if is_level and not (window and max([line.passed for line in window]) >= most):
+        if len(heads) < 2:
+            return heads
+        most, level = self._rules.max_passes, heads[0].longest_prefix
+        for line, head in zip(window, heads, strict=True):
+            if head.longest_prefix != level or line.passed >= most:
+                break
+        else:  # Mostly no prefix is longer than another: who has had least goes first as it is.
             return heads
         ranks = [
-            (line.passed < most, -prefix, place, head)
-            for place, (line, prefix, head) in enumerate(zip(window, prefixes, heads, strict=True))
+            (line.passed < most, -head.longest_prefix, place, head)
+            for place, (line, head) in enumerate(zip(window, heads, strict=True))
         ]
         ranks.sort()
         return [rank[3] for rank in ranks]

@@ -56,7 +56,8 @@ class TenantShare:
 
     @property
     def num_waiting(self) -> int:
-        return sum(len(line.waiting) for line in self.lines)
+        short, long = self.lines
+        return len(short.waiting) + len(long.waiting)
 
     @property
     def num_tokens_waiting(self) -> int:
