@@ -16,11 +16,12 @@ from tests.fakes.contract_executors import EXECUTORS, NUM_PAGES, SLOW
 from tests.fakes.quota_memory import MemoryQuota
 from tests.fakes.sampler_rows import Sample
 from tests.fakes.tenants_memory import MemoryTenantLog
-from tests.unit.executors.native_models import plan_executor
+from tests.unit.executors.native_models import INSTRUCTION_SETS, plan_executor
 from worker.engine import sampler
 from worker.engine.batch import Int32, SampleRow, StepResult
 from worker.executors.base import Executor
 from worker.executors.native.sampling import NativeRows, begin_sample
+from worker.executors.native_executor import NativeExecutor
 
 
 @pytest.fixture
@@ -67,25 +68,40 @@ def executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture(scope="session")
-def native(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sample]:
-    """The native sampler on the threads of some engine."""
-    executor = plan_executor(
-        lambda g: g.embed("table", vocab_size=1, width=2),
-        {"table": np.zeros((1, 2), np.float32)},
-        tmp_path_factory.mktemp("cache"),
-        num_threads=2,
-    )
-    library, engine = executor._library, executor._engine
+def natives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Sample]]:
+    """The native samplers by instruction set, each on the threads of some engine."""
+    cache = tmp_path_factory.mktemp("cache")
+    executors = {
+        name: plan_executor(
+            lambda g: g.embed("table", vocab_size=1, width=2),
+            {"table": np.zeros((1, 2), np.float32)},
+            cache,
+            num_threads=2,
+            instruction_set=name,
+        )
+        for name in INSTRUCTION_SETS
+    }
 
-    def sample(logits: NDArray[np.float32], rows: Sequence[SampleRow], *more: Int32) -> StepResult:
-        draw = begin_sample(library, engine, logits, NativeRows(rows), *more)
-        library.check("wait", engine, draw.number)
-        return draw.result()
+    def sampler_of(executor: NativeExecutor) -> Sample:
+        library, engine = executor._library, executor._engine
 
-    yield sample
-    executor.close()
+        def sample(logits: NDArray[np.float32], rows: Sequence[SampleRow], *more: Int32) -> StepResult:
+            draw = begin_sample(library, engine, logits, NativeRows(rows), *more)
+            library.check("wait", engine, draw.number)
+            return draw.result()
+
+        return sample
+
+    yield {name: sampler_of(executor) for name, executor in executors.items()}
+    for executor in executors.values():
+        executor.close()
 
 
-@pytest.fixture(params=["python", "native"])
+@pytest.fixture(params=INSTRUCTION_SETS)
+def native(request: pytest.FixtureRequest, natives: dict[str, Sample]) -> Sample:
+    return natives[request.param]
+
+
+@pytest.fixture(params=["python", *INSTRUCTION_SETS])
 def sample(request: pytest.FixtureRequest) -> Sample:
-    return sampler.sample if request.param == "python" else request.getfixturevalue("native")
+    return sampler.sample if request.param == "python" else request.getfixturevalue("natives")[request.param]

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from services.domain.kv_layout import KvFormat
 from tests.unit.executors.batches import Part, logits_of
-from tests.unit.executors.gguf_cases import cases_of, make_gguf_model
+from tests.unit.executors.gguf_cases import GGUF_FORMATS, cases_of, make_gguf_model
 from tests.unit.executors.native_models import INSTRUCTION_SETS, load_native
 from tests.unit.executors.tiny_models import (
     VOCAB,
@@ -168,6 +168,20 @@ def test_the_profile_names_the_kernels_that_run(tmp_path: Path) -> None:
     assert (uses["o"].kernel, uses["down"].kernel) == ("u4_i8", "f16_f32")
     assert (uses["embedding"].kernel, uses["attention"].kernel) == ("u4_f32", "kv_f32")
     assert (uses["o"].count, uses["attention"].count, uses["logits"].count) == (2, 2, 1)
+
+
+@pytest.mark.parametrize("compute", list(Compute))
+@pytest.mark.parametrize("kind", GGUF_FORMATS)
+def test_no_quantised_weight_is_served_by_a_product_of_floats(
+    kind: str, compute: Compute, tmp_path: Path
+) -> None:
+    path = save_gguf(make_gguf_model("llama", 2), tmp_path / "a.gguf", kind)
+    uses = load_native(path, tmp_path, compute=compute).profile.kernels
+    kernels = {use.layer_kind: use.kernel for use in uses if use.layer_kind not in ("attention", "embedding")}
+    assert set(kernels) == {"q+k+v", "o", "gate+up", "down", "logits"}
+    floats = {"F32": "f32", "F16": "f16_f32", "BF16": "bf16_f32"}
+    codes = f"u{4 if kind in ('Q4_0', 'Q4_1', 'Q4_K') else 8}_{'i8' if compute is Compute.INT8 else 'f32'}"
+    assert set(kernels.values()) == {floats.get(kind, codes)}
 
 
 @pytest.mark.parametrize("is_tied", [False, True])

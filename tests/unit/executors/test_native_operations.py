@@ -79,14 +79,19 @@ def table_of(width: int) -> Float32:
 
 
 def executor_of(
-    name: str, width: int, instruction_set: str, cache: Path, num_threads: int = 1
+    name: str,
+    width: int,
+    instruction_set: str,
+    cache: Path,
+    num_threads: int = 1,
+    table: Float32 | None = None,
 ) -> NativeExecutor:
     def forward(g: Graph) -> Slot:
         x = g.embed("table", vocab_size=2 * NUM_ROWS, width=width)
         return OPERATIONS[name].forward(g, x)
 
     weight = np.random.default_rng(1).normal(1, 0.3, width).astype(np.float32)
-    arrays = {"table": table_of(width), "w": weight}
+    arrays = {"table": table_of(width) if table is None else table, "w": weight}
     made = plan_executor(forward, arrays, cache, instruction_set=instruction_set, num_threads=num_threads)
     made.allocate(2 * NUM_ROWS // 16 + 1)
     return made
@@ -138,6 +143,23 @@ def test_nan_and_infinity_stay_in_their_row(name: str, instruction_set: str, tmp
     mixed = run(executor, NUM_ROWS - 4, 8)
     assert np.array_equal(mixed[:4], clean)
     assert np.isnan(mixed[4:]).all()
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("bad", [np.inf, -np.inf])
+def test_infinity_becomes_what_it_does_in_the_reference(
+    name: str, bad: float, instruction_set: str, tmp_path: Path
+) -> None:
+    table = table_of(34)
+    table[5, [0, 20, 33]] = bad
+    executor = executor_of(name, 34, instruction_set, tmp_path, table=table)
+    ours = run(executor, 0, 12)
+    weight = torch.from_numpy(np.random.default_rng(1).normal(1, 0.3, 34).astype(np.float32))
+    theirs = OPERATIONS[name].reference(torch.from_numpy(table[:12]), weight).numpy()
+    np.testing.assert_array_equal(np.isfinite(ours), np.isfinite(theirs))
+    np.testing.assert_array_equal(np.isnan(ours), np.isnan(theirs))
+    np.testing.assert_allclose(ours[5], theirs[5], rtol=2e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
