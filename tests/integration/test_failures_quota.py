@@ -1,14 +1,25 @@
 """Known failures of quotas: limits multiplied by the gateways, and two kinds of limit in one counter."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
+from itertools import count
 
 import pytest
 
 from gateway.stores.quota_redis import RedisQuota
 from services.chassis.redis import connect
 from services.domain.errors import QuotaExceeded
-from tests.fakes.quota_values import a_reservation, a_settlement, admits, held_by, simple, use_of
+from services.domain.limits import Account, Limits, Rate
+from tests.fakes.quota_values import (
+    a_reservation,
+    a_settlement,
+    admits,
+    an_account,
+    held_by,
+    simple,
+    use_of,
+)
 
 
 @pytest.fixture
@@ -31,6 +42,40 @@ async def test_three_gateways_admit_together_what_one_would(
     assert sum(admitted) == 6
     uses = [await use_of(store, limited) for store in gateways]
     assert held_by(uses) == [(6, 600)] * 3
+
+
+async def first_refusal(store: RedisQuota, account: Account) -> QuotaExceeded:
+    """Ask for one token more until there is none: a minute may have passed."""
+    for n in count():
+        try:
+            await store.reserve(a_reservation(account, f"late-{n}", 1, 0))
+        except QuotaExceeded as error:
+            return error
+    raise AssertionError
+
+
+@pytest.mark.failure("B124")
+@pytest.mark.failure("B130")
+async def test_requests_a_minute_are_counted_over_all_gateways_and_apart_from_their_tokens(
+    gateways: list[RedisQuota],
+) -> None:
+    # One more of each a minute: nothing that could be missed or doubled by a slow machine.
+    requests, tokens = Rate(per_minute=1, burst=30), Rate(per_minute=1, burst=3000)
+    account = an_account(Limits(requests_per_minute=requests, tokens_per_minute=tokens))
+    began = time.monotonic()
+    admitted = await asyncio.gather(
+        *(admits(gateways[n % 3], a_reservation(account, n, 5, 90)) for n in range(90))
+    )
+    more = int((time.monotonic() - began) / 60) + 1
+    assert 30 <= sum(admitted) <= 30 + more, "95 % of the tokens are taken, and all of the requests"
+    by_requests = await first_refusal(gateways[0], account)
+    assert by_requests.detail.quota == "tenant/team/requests_per_minute"
+    assert 0 < (by_requests.detail.retry_after_s or 0) <= 60
+    # Whoever used nothing was no request: what it took of either comes back, and then tokens are what lacks.
+    await gateways[1].settle([a_settlement(account, n, 0, 0) for n, got in enumerate(admitted) if got][:5])
+    with pytest.raises(QuotaExceeded) as by_tokens:
+        await gateways[2].reserve(a_reservation(account, "large", 5, 2900))
+    assert by_tokens.value.detail.quota == "tenant/team/tokens_per_minute"
 
 
 @pytest.mark.failure("B126")
