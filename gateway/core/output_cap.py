@@ -2,10 +2,13 @@
 
 Takes the text of one choice token by token, so the result does not depend on how tokens
 were grouped. From `num_tokens` on it looks for the end of a sentence; what may be half a word is held, so
-that an answer that finds no such end by its limit stops after a whole word. Knows tokens by number only.
+that an answer that finds no such end by its limit stops after a whole word. Where no space parts words it
+stops at a pause, and where none comes either not inside a letter with its vowels and marks: which of them are
+a word in Thai, Lao, Khmer or Burmese takes a dictionary, which this is not. Knows tokens by number only.
 """
 
 import re
+import unicodedata
 
 GRACE_TOKENS = 64
 """Tokens in which an answer that has reached its cap may find the end of its sentence."""
@@ -16,6 +19,12 @@ _WIDE_TERMINATORS = ("\u3002", "\uff01", "\uff1f", "\uff0e", "\u0964", "\u06d4",
 _CLOSERS = "\"')]}*_\u201d\u2019\u00bb\u300d\u300f\uff09"
 _WIDE_PAUSES = "\uff0c\u3001\uff1b\uff1a"
 """Where text without spaces may be cut if no sentence ends in time."""
+_BEFORE_CONSONANT = "\u0e40\u0e41\u0e42\u0e43\u0e44\u0ec0\u0ec1\u0ec2\u0ec3\u0ec4"
+"""Vowels of Thai and Lao that are written before the consonant after which they are spoken."""
+_AFTER_CONSONANT = "\u0e30\u0e32\u0e33\u0e45\u0e46\u0eb0\u0eb2\u0eb3\u0ec6"
+"""Theirs that begin no syllable, though they are no marks."""
+_STACKERS = "\u17d2\u1039"
+"""Marks of Khmer and Burmese that put the next consonant below."""
 _NO_END = re.compile(
     r"(?:^|[\s(])(?:[^\W\d_]|\d+|[Dd]r|Mrs?|Ms|Prof|St|No|vs|etc|e\.g|i\.e|cf|approx)\.$", re.MULTILINE
 )
@@ -68,13 +77,15 @@ class OutputCap:
         """End the text and return what may still be shown.
 
         Args:
-            is_cut: The limit ended it: what is held is half a word and goes, a code block is closed.
+            is_cut: The limit ended it: what is held is half a word and goes, but for what belongs to the
+                letter that was shown last; a code block is closed.
         """
         held, self._held = self._held, ""
         if not is_cut or self._closes_block():
             return held
         if not self._fence:
-            return ""
+            before = self._line[-len(held) - 1 : -len(held)] if held else ""
+            return held[: _rest_of_letter(before, held)]
         return f"{self._fence}\n" if held == self._line else f"\n{self._fence}\n"
 
     def _ends_before(self, char: str) -> bool:
@@ -117,3 +128,14 @@ class OutputCap:
         elif not self._fence and (found := _FENCE.match(self._line)) is not None:
             self._fence = found[1]
         self._line = ""
+
+
+def _rest_of_letter(before: str, held: str) -> int:
+    """Return how many of the first characters held belong to the letter `before` them."""
+    joins = bool(before) and before in _BEFORE_CONSONANT + _STACKERS
+    for index, char in enumerate(held):
+        is_mark = unicodedata.category(char).startswith("M") or char in _AFTER_CONSONANT
+        if not is_mark and not (joins and char.isalpha()):
+            return index
+        joins = char in _STACKERS
+    return len(held)

@@ -1,6 +1,7 @@
 """Answers that are capped end with a sentence, a word or a closed code block, however tokens were grouped."""
 
 import random
+import unicodedata
 
 import pytest
 
@@ -73,6 +74,36 @@ def test_without_a_sentence_end_in_time_it_ends_after_a_whole_word() -> None:
 
 def test_text_without_spaces_is_cut_at_a_pause() -> None:
     assert capped(list("天气很好，我们去公园玩了很久很久"), 2, limit=12) == "天气很好，"
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "shown"),
+    [
+        ("วันนี้อากาศดี พรุ่งนี้ฝนตก", 5, "วันนี้อากาศดี"),
+        ("สวัสดีครับ วันนี้อากาศดีมากพรุ่งนี้", 3, "สวัสดีครับ"),
+    ],
+)
+def test_thai_whose_phrases_are_parted_by_spaces_is_cut_there(text: str, first: int, shown: str) -> None:
+    assert capped(list(text), first, limit=text.index("ฝ" if "ฝ" in text else "พ")) == shown
+
+
+@pytest.mark.parametrize(
+    ("shown", "rest"),
+    [
+        ("น้ำ", "ใจงามมาก"),
+        ("เรื่", "องราวของมาก"),
+        ("ທີ່", "ສຸດຍອດຫຼາຍ"),
+        ("ខ្ញុំ", "ស្រឡាញ់អ្នក"),
+        ("မြန်", "မာစာပေကောင်း"),
+    ],
+)
+def test_where_nothing_parts_words_no_letter_loses_its_vowels_and_marks(shown: str, rest: str) -> None:
+    """Wherever the cap falls; a character a token is the worst case."""
+    for first in range(2, len(shown) + 2):
+        answer = capped(list(shown + rest), first, limit=len(shown) + 3)
+        following = (shown + rest)[len(answer)]
+        assert not unicodedata.category(following).startswith("M"), (first, answer)
+        assert answer[-1] not in "เแโใไ\u17d2\u1039", (first, answer)
 
 
 def test_what_the_model_ends_itself_is_given_whole() -> None:
