@@ -186,6 +186,8 @@ class Ladder:
 
     def step(self, model: str, band: Band, tenant: TenantId) -> Step:
         """Return how far a tenant has climbed, by itself or with its band."""
+        if not self._has_climbed:
+            return Step.NONE
         return max(self.band_step(model, band), self.tenant_step(model, band, tenant))
 
     def band_step(self, model: str, band: Band) -> Step:

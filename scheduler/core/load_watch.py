@@ -26,9 +26,7 @@ class LoadWatch:
         self._fleet = fleet
 
     def look(self, now: float) -> list[Output]:
-        """Move the ladder if it is time; return what gateways have to know of it."""
-        if not self._ladder.is_due(now):
-            return []
+        """Move the ladder; return what gateways have to know of it."""
         moved = self._ladder.look(self._loads(now), now)
         changed: list[Output] = [ModelsChanged(self._fleet.models())] if moved.bands else []
         return changed + told(moved.tenants)

@@ -102,9 +102,10 @@ class Placer:
 
     def next_wake(self) -> float | None:
         """Return when time alone changes something here."""
-        asked = next((one.match_asked for one in self._asked.values()), None)  # The first was asked first.
-        answers = [] if asked is None else [asked + self._rules.match_within_s]
-        return min([*self._windows.values(), *answers], default=None)
+        times = list(self._windows.values())  # Of those asked the first was asked first.
+        if (first := next(iter(self._asked.values()), None)) is not None and first.match_asked is not None:
+            times.append(first.match_asked + self._rules.match_within_s)
+        return min(times, default=None)
 
     def place(self, now: float) -> list[Output]:
         """Place all that can be placed now."""

@@ -117,10 +117,10 @@ class Refusals:
 
     def _degraded(self, acquire: Acquire, now: float) -> Overloaded | None:
         """Refuse what the ladder lets in no more; a further attempt was let in before."""
-        of_band = self._ladder.band_step(acquire.model, acquire.band)
-        of_tenant = self._ladder.tenant_step(acquire.model, acquire.band, acquire.tenant)
-        if max(of_band, of_tenant) < Step.THROTTLE or acquire.key.attempt > 1:
+        where = acquire.model, acquire.band
+        if self._ladder.step(*where, acquire.tenant) < Step.THROTTLE or acquire.key.attempt > 1:
             return None
+        of_band, of_tenant = self._ladder.band_step(*where), self._ladder.tenant_step(*where, acquire.tenant)
         step = of_tenant
         if of_band > of_tenant and not self._others_press(acquire, now):
             step = of_band

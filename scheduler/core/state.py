@@ -161,7 +161,8 @@ class SchedulerCore:
             self._outputs.append(ModelsChanged(self.fleet.models()))
         for request, error in self.refusals.due(lost, now):
             self._reject(request, error, now)
-        self._outputs += self._load_watch.look(now)
+        if self.ladder.is_due(now):
+            self._outputs += self._load_watch.look(now)
         self.faults.tick(now)
         self._outputs += self._placer.place(now)
         self._outputs += self._positions.update(now)

@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class Step(IntEnum):
-    """How far a band of one model has climbed, or a tenant by its budget; a step holds all those below it."""
+    """How far a band, a tenant in it, or one by its budget has climbed; a step holds all those below it."""
 
     NONE = 0
     BATCH_WAIT = 1

@@ -153,6 +153,7 @@ async def test_what_the_ladder_refuses_is_told_counted_and_kept(http: HttpRig, d
     answer = await http.post(max_tokens=5, stream=True)
     assert answer.status_code == 429
     assert answer.headers["x-quire-degraded"] == f"{step} {degraded.served}/{degraded.asked}"
+    assert answer.headers["retry-after"] == "5"
     assert answer.headers["x-ratelimit-limit-tokens"]
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await generate(rig, metadata=ACME_KEY)

@@ -64,7 +64,7 @@ def waiting(
 
 def test_nobody_climbs_below_the_target_however_long() -> None:
     fleet = Fleet()
-    assert fleet.run(3600, late(Band.INTERACTIVE, 0.99)) == [0, 0, 0]
+    assert fleet.run(900, late(Band.INTERACTIVE, 0.99)) == [0, 0, 0]
     assert fleet.ladder.num_held == 0
 
 
@@ -96,7 +96,7 @@ def test_between_the_thresholds_nothing_moves() -> None:
     fleet = Fleet()
     fleet.run(16, late(Band.INTERACTIVE, 2.0))
     held = fleet.steps
-    assert fleet.run(3600, late(Band.INTERACTIVE, 0.75)) == held
+    assert fleet.run(900, late(Band.INTERACTIVE, 0.75)) == held
 
 
 def test_a_flood_moves_nobody_beside_it() -> None:
@@ -188,7 +188,7 @@ def test_a_ladder_that_relieves_the_pressure_it_climbed_for_moves_ever_more_rare
     """Load is high on the ground and low one step up: each fall brings the pressure back."""
     fleet = Fleet()
     moves = []
-    for _ in range(4 * 3600):
+    for _ in range(3000):
         before = fleet.of("t")
         fleet.run(1, waiting({"t": 2.0, "u": 2.0}, within=within) if before is Step.NONE else IDLE)
         if fleet.of("t") is not before:
@@ -245,11 +245,11 @@ def test_a_model_is_looked_at_until_it_is_down_again() -> None:
     assert fleet.ladder.next_look(is_waiting=False) is None
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_whatever_comes_low_bands_lead(seed: int) -> None:
     """Nobody of a better band stands as high as all of a lower one, except where both are at the top."""
     choose, fleet = random.Random(seed), Fleet()
-    for _ in range(300):
+    for _ in range(60):
         waits = {
             band: {
                 TenantId(name): choose.choice([0.0, 0.2, 1.5]) * RULES.targets_s[band]
