@@ -37,8 +37,12 @@ class LoadWatch:
         return {model: self._load(model, of_model) for model, of_model in waits.items()}
 
     def _load(self, model: str, waits_s: dict[Band, dict[TenantId, float]]) -> Load:
+        room = self._room
+
         def is_within_share(tenant: TenantId, band: Band) -> bool:
-            return self._room.policy.asks_within_share(tenant, model, band)
+            # One request that waits is no flood, however long its prompt.
+            is_one = room.tenants.num_waiting(tenant, model, band) == 1
+            return is_one or room.policy.asks_within_share(tenant, model, band)
 
         return Load(waits_s, self._fleet.held(model), is_within_share)
 

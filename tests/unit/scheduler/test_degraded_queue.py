@@ -14,6 +14,7 @@ from scheduler.core.fifo import FifoPolicy
 from scheduler.core.outputs import ModelsChanged, Output, Placed, Rejected, TenantStepsChanged
 from scheduler.core.policy import QueuePolicy
 from scheduler.core.rules import Rules
+from scheduler.core.share_queue import FairRules
 from scheduler.core.state import SchedulerCore
 from services.domain.degradation import Degraded, Step, degraded_of
 from services.domain.errors import Overloaded
@@ -88,6 +89,17 @@ def test_a_gateway_that_connects_late_is_told_who_has_climbed() -> None:
     queue.until(Step.CAP_OUTPUT)
     (told,) = only(TenantStepsChanged, queue.core.known_to_gateways())
     assert told.steps == (TenantStep(MODEL, Band.BATCH, TenantId("first"), Step.CAP_OUTPUT),)
+
+
+@pytest.mark.parametrize(("num_each", "climbs"), [(1, True), (2, False)])
+def test_many_with_one_late_request_each_move_their_band_though_its_prompt_is_more_than_a_share(
+    num_each: int, climbs: bool
+) -> None:
+    queue = Queue(policy=FairPolicy(FairRules(quantum=10.0)))
+    for number in range(5 * num_each):
+        queue.ask(str(number), tenant=f"t{number % 5}")
+    queue.until(Step.REFUSE, tenant="t0")
+    assert (queue.core.ladder.band_step(MODEL, Band.BATCH) > Step.NONE) is climbs
 
 
 @pytest.mark.parametrize("is_calm", [True, False])
