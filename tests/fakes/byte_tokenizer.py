@@ -1,4 +1,4 @@
-"""A tokenizer whose ids are bytes, with a BOS (256) and an end of sequence (257)."""
+"""A tokenizer whose ids are bytes, with a BOS (256) and two ends of sequence (257 and 258)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from gateway.core.request import ChatTurn
 from gateway.models import LocalModel
 from services.domain.errors import PromptTooLong
 
-BOS, EOS, VOCAB_SIZE = 256, 257, 260
+BOS, EOS, EOS_OF_TURN, VOCAB_SIZE = 256, 257, 258, 260
 
 
 class ByteTokenizer:
@@ -55,6 +55,6 @@ def byte_model(name: str = "tiny") -> LocalModel:
         tokenizer=ByteTokenizer(),
         template=ByteTemplate(),
         vocab_size=VOCAB_SIZE,
-        eos_token_ids=frozenset({EOS}),
+        eos_token_ids=frozenset({EOS, EOS_OF_TURN}),
         generation_defaults={},
     )
