@@ -5,6 +5,7 @@ answer, the last state goes on, and a store that comes back empty gets it back. 
 do when somebody was quicker. What a change is and whether it may be is its maker's business.
 """
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,9 @@ from services.domain.errors import DependencyDown, StaleChange
 from services.domain.tenant_book import TenantBook
 
 ASK_EVERY_S = 0.5
+RETRY_S = 0.1
+"""Seconds between two tries while the store does not answer: an edit made once it is back must not wait for
+the pause of the breaker before it and for a tick on top."""
 NOTE_EVERY_S = 10.0
 """Seconds between two notes of when keys were used last."""
 MAX_TRIES = 8
@@ -142,7 +146,7 @@ class TenantFeed:
                 if is_up:
                     _log.warning("tenants_not_followed", version=self.directory.version)
                 is_up = False
-            await next_tick(ASK_EVERY_S)
+            await (next_tick(ASK_EVERY_S) if is_up else asyncio.sleep(RETRY_S))
 
     async def _put_back(self) -> None:
         """Fill the empty store with what is held here, unless another gateway is quicker."""
