@@ -85,15 +85,6 @@ QUICK = Size(
 )
 
 
-def rows(size: Size) -> Iterator[Row]:
-    """Measure and judge, one row after the other."""
-    yield from _neighbour(size)
-    yield from _weights(size)
-    yield _prefixes(size)
-    yield _bands(size)
-    yield from _classes(size)
-
-
 def _neighbour(size: Size) -> Iterator[Row]:
     alone = noisy_neighbour(FairPolicy(), flood=False, num_quiet=size.num_quiet, warm_s=size.warm_s)
     beside = {
@@ -160,12 +151,12 @@ def _weights(size: Size) -> Iterator[Row]:
         )
 
 
-def _prefixes(size: Size) -> Row:
+def _prefixes(size: Size) -> Iterator[Row]:
     found = {
         name: locality(make(), num_tenants=size.num_prefixes, num_requests=size.num_prefix_requests)
         for name, make in POLICIES.items()
     }
-    return policy_row(
+    yield policy_row(
         "own prefixes of 2k, half in the pool, tokens/s",
         found,
         lambda one: f"{one:.0f}",
@@ -174,14 +165,14 @@ def _prefixes(size: Size) -> Row:
     )
 
 
-def _bands(size: Size) -> Row:
+def _bands(size: Size) -> Iterator[Row]:
     wanted = FairRules().floors
     found = {name: floors(make(), until_s=size.floors_s) for name, make in POLICIES.items()}
 
     def has_floors(shares: dict[Band, float]) -> bool:
         return all(abs(shares[band] - floor) <= 0.02 for band, floor in wanted.items())
 
-    return policy_row(
+    yield policy_row(
         "bands with a backlog, shares",
         found,
         lambda one: "/".join(f"{part:.2f}" for part in one.values()),
@@ -208,3 +199,18 @@ def _classes(size: Size) -> Iterator[Row]:
             f"<= {most_s:.1f} ({part} x FIFO's)",
             lambda one, most_s=most_s: percentile(one, 0.5) <= most_s,  # type: ignore[misc]
         )
+
+
+SCENARIOS: dict[str, Callable[[Size], Iterator[Row]]] = {
+    "neighbour": _neighbour,
+    "weights": _weights,
+    "prefixes": _prefixes,
+    "bands": _bands,
+    "classes": _classes,
+}
+
+
+def rows(size: Size) -> Iterator[Row]:
+    """Measure and judge, one row after the other."""
+    for scenario in SCENARIOS.values():
+        yield from scenario(size)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.tenants.fairness import QUICK, rows
+from bench.tenants.fairness import QUICK, SCENARIOS
 from bench.tenants.fleet import UNBOUNDED, Ask
 from bench.tenants.scenarios import (
     MIXED,
@@ -23,9 +23,10 @@ from services.domain.bands import Bands
 from services.domain.generation import Band
 
 
-def test_every_row_of_fairness_holds_and_not_with_fifo() -> None:
-    found = list(rows(QUICK))
-    assert len(found) == 13
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_every_row_of_fairness_holds_and_not_with_fifo(scenario: str) -> None:
+    found = list(SCENARIOS[scenario](QUICK))
+    assert found
     assert [row.text() for row in found if not row.holds] == []
 
 
