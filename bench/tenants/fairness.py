@@ -4,7 +4,7 @@ The real cores of scheduler and worker run; a step takes what the sim executor's
 take no time. So figures do not depend on the machine. Knows what is asked for; what happens is `scenarios`'.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bench.tenants.fleet import UNBOUNDED
@@ -48,6 +48,14 @@ def rules_of(policy: str) -> Rules:
     return NO_CLASSES if policy == "fifo" else UNBOUNDED
 
 
+MIXES = {
+    "short, other hit rates": WEIGHTED,
+    "both classes": OF_BOTH_CLASSES,
+    "both, other hit rates": MIXED,
+}
+"""Tenants with weights by what they ask for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
     """How much is done, and what may be asked of so much."""
@@ -55,6 +63,7 @@ class Size:
     num_quiet: int = 1020
     warm_s: float = WARM_S
     p99_steps: int = 2
+    mixes: Sequence[str] = tuple(MIXES)
     quantum: float = FairRules().quantum
     """Of the scenarios with weights."""
     times_bound: float = 20.0
@@ -74,6 +83,7 @@ QUICK = Size(
     warm_s=10.0,
     # Of so few requests the p99 is the slowest one.
     p99_steps=3,
+    mixes=("both, other hit rates",),
     quantum=1024.0,
     times_bound=3.0,
     largest_error=0.3,
@@ -120,16 +130,12 @@ def _neighbour(size: Size) -> Iterator[Row]:
 
 def _weights(size: Size) -> Iterator[Row]:
     rules = FairRules(quantum=size.quantum)
-    for what, asks in (
-        ("short, other hit rates", WEIGHTED),
-        ("both classes", OF_BOTH_CLASSES),
-        ("both, other hit rates", MIXED),
-    ):
+    for what in size.mixes:
         shares = {
             name: weighted(
                 make(),
                 quantum=0.0 if name == "vtc" else rules.quantum,
-                asks=asks,
+                asks=MIXES[what],
                 times_bound=size.times_bound,
                 most_s=size.fifo_s if name == "fifo" else 1e6,
             )

@@ -41,6 +41,7 @@ async def test_no_limit_is_exceeded_whatever_is_killed_and_edited(tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 async def test_nor_by_ten_thousand_requests_of_two_hundred_tenants(tmp_path: Path) -> None:
     plan = Plan(num_requests=10_000, num_tenants=200, num_kills=3, num_restarts=3, is_patient=True)
     found = await audit(plan, tmp_path)
