@@ -21,15 +21,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from scheduler.core.rung import Rung
 from services.domain.degradation import Step
 from services.domain.generation import Band
 from services.domain.ids import TenantId
 
 LOOK_EVERY_S = 1.0
 """Least time between two looks."""
-
-MAX_STAY_S = 600.0
-"""A rung is tried one step lower at least this often while the pressure is low."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,70 +76,11 @@ class Moved(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Rung:
-    """How far somebody has climbed, and what it takes to move."""
-
-    step: Step = Step.NONE
-    high_since: float | None = None
-    low_since: float | None = None
-    stay_s: float = 0.0
-    fell_at: float | None = None
-
-    def climb(self, pressure: float, below: Step, rules: LadderRules, now: float) -> None:
-        """Take a step up if it is time.
-
-        Args:
-            below: Where those stand that have to be ahead.
-        """
-        if pressure < 1.0:
-            self.high_since = None
-            return
-        if self.high_since is None:
-            self.high_since = now
-        may_lead = below is Step.REFUSE or self.step + 1 < below
-        if now - self.high_since < rules.rise_after_s or self.step is Step.REFUSE or not may_lead:
-            return
-        stay_s = max(self.stay_s, rules.fall_after_s)
-        if self.fell_at is not None:
-            stay_s = min(MAX_STAY_S, 2 * stay_s) if self._is_soon(rules, now) else rules.fall_after_s
-            self.fell_at = None
-        self.stay_s = stay_s
-        self.step = Step(self.step + 1)
-        self.high_since = now
-
-    def come_down(self, pressure: float, above: Step, rules: LadderRules, now: float) -> None:
-        """Take a step down if it is time.
-
-        Args:
-            above: Where those stand that have to be behind.
-        """
-        if pressure > rules.fall_at:
-            self.low_since = None
-            return
-        if self.low_since is None:
-            self.low_since = now
-        must_lead = above > Step.NONE and self.step <= above + 1
-        if now - self.low_since < self.stay_s or self.step is Step.NONE or must_lead:
-            return
-        self.step = Step(self.step - 1)
-        self.fell_at = self.low_since = now
-
-    def says_nothing(self, rules: LadderRules, now: float) -> bool:
-        """Say whether a new rung would do as well."""
-        return self.step is Step.NONE and self.high_since is None and not self._is_soon(rules, now)
-
-    def _is_soon(self, rules: LadderRules, now: float) -> bool:
-        """Say whether climbing now would be soon after coming down."""
-        stay_s = max(self.stay_s, rules.fall_after_s)
-        return self.fell_at is not None and now - self.fell_at < stay_s + rules.rise_after_s
-
-
-@dataclass(slots=True)
 class _BandRungs:
     """One band of one model."""
 
-    own: _Rung = field(default_factory=_Rung)
-    tenants: dict[TenantId, _Rung] = field(default_factory=dict)
+    own: Rung = field(default_factory=Rung)
+    tenants: dict[TenantId, Rung] = field(default_factory=dict)
 
     @property
     def highest(self) -> Step:
@@ -200,6 +139,12 @@ class Ladder:
         rungs = self._models.get(model, {}).get(band)
         rung = None if rungs is None else rungs.tenants.get(tenant)
         return Step.NONE if rung is None else rung.step
+
+    def retry_after_s(self, model: str, band: Band, tenant: TenantId | None, now: float) -> float:
+        """Return how long a band, or a tenant in it by itself, stays where it stands at the least."""
+        rungs = self._models[model][band]
+        rung = rungs.own if tenant is None else rungs.tenants[tenant]
+        return max(LOOK_EVERY_S, rung.stays_s(now))
 
     def steps(self, model: str) -> dict[Band, Step]:
         """Return the bands of a model that have climbed."""
@@ -269,7 +214,7 @@ class Ladder:
         rules, flooding, waits = self._rules, pressure.flooding, pressure.waits
         late = [tenant for tenant, wait in waits.items() if wait >= 1.0]
         for tenant in late:
-            rungs.tenants.setdefault(tenant, _Rung())
+            rungs.tenants.setdefault(tenant, Rung())
         for tenant in flooding & rungs.tenants.keys():
             rungs.tenants[tenant].climb(waits[tenant], below, rules, now)
         first = min((rungs.tenants[one].step for one in late if one in flooding), default=Step.REFUSE)

@@ -122,13 +122,14 @@ class Refusals:
             return None
         of_band, of_tenant = self._ladder.band_step(*where), self._ladder.tenant_step(*where, acquire.tenant)
         step = of_tenant
+        whose: TenantId | None = acquire.tenant
         if of_band > of_tenant and not self._others_press(acquire, now):
-            step = of_band
+            step, whose = of_band, None
         own = self._room.tenants.num_waiting(acquire.tenant, acquire.model, acquire.band)
         if step < Step.THROTTLE or (step is Step.THROTTLE and own < MOST_THROTTLED):
             return None
         band = self._rules.bands.name(acquire.band)
-        who = f"this tenant in its {band} band" if step is of_tenant else f"its {band} band"
+        who = f"its {band} band" if whose is None else f"this tenant in its {band} band"
         what = f"{own} requests of this tenant wait, " if step is Step.THROTTLE else ""
         # As of every step: what would have been its due, and what it gets.
         told = Degraded(step, str(own + 1), str(MOST_THROTTLED if step is Step.THROTTLE else 0))
@@ -140,7 +141,7 @@ class Refusals:
             f"{what}{acquire.model} is overloaded and {who} degraded to step {step.name.lower()}",
             ErrorDetail(
                 quota=f"degradation/{acquire.model}/{band}",
-                retry_after_s=self._rules.ladder.fall_after_s,
+                retry_after_s=self._ladder.retry_after_s(*where, whose, now),
                 metadata=metadata,
             ),
         )

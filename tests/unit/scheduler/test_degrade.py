@@ -211,6 +211,20 @@ def test_only_those_are_held_who_climb_or_might_soon_again() -> None:
     assert fleet.ladder.num_held == 0
 
 
+def test_whoever_is_refused_hears_how_long_it_stays_so() -> None:
+    fleet = Fleet()
+    where = "m", Band.BATCH, TenantId("t")
+    fleet.run(60, late(Band.BATCH, 2.0))
+    assert fleet.ladder.retry_after_s(*where, fleet.now) == 30.0, "of what lasts nobody knows more"
+    fleet.run(11, IDLE)
+    assert fleet.ladder.retry_after_s(*where, fleet.now) == 20.0
+    fleet.run(20, IDLE)
+    assert fleet.of("t") is Step.THROTTLE
+    fleet.run(6, late(Band.BATCH, 2.0))
+    assert fleet.of("t") is Step.REFUSE
+    assert fleet.ladder.retry_after_s(*where, fleet.now) == 60.0, "back at once: it stays longer"
+
+
 def test_each_move_of_a_tenant_is_told_once() -> None:
     fleet = Fleet()
     fleet.run(11, late(Band.BATCH, 1.0))
