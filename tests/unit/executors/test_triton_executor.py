@@ -1,4 +1,4 @@
-"""The Triton executor, interpreted, computes what the torch executor computes, alike in any batch."""
+"""The Triton executor, interpreted, computes what the torch one does; bits have a file of their own."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from services.domain.kv_layout import KvFormat
-from tests.fakes.interpreted_dots import use_one_order
 from tests.unit.executors.batches import Part, logits_of
 from tests.unit.executors.tiny_models import VOCAB, make_model, save_folder, save_gguf
 from worker.executors import triton_plan
@@ -118,12 +117,19 @@ def test_codes_are_multiplied_as_they_are_stored(kind: str, kernel: str, tmp_pat
     [
         ("awq", {"triton_w4a16-g32"}),
         ("gptq_v1", {"triton_w4a16-g64"}),
+        ("gptq_v2", {"triton_w4a16-g32"}),
+        ("gptq_v1_int8", {"triton_w8a16-g32"}),
+        ("gptq_act_order", set()),
+        ("w4a16", {"triton_w4a16-g32"}),
         ("w4a16_asym", {"triton_w4a16-g64"}),
         ("w8a16", {"triton_w8a16-g64", "triton_w8a16-g128"}),
     ],
 )
 def test_packed_checkpoints_are_multiplied_from_their_codes(name: str, kernels: set[str]) -> None:
-    """With zero points; scales of whole rows are given to groups that kernels have."""
+    """With zero points; scales of whole rows are given to groups that kernels have.
+
+    Columns in the order of activations have no groups that kernels read: they are multiplied as floats.
+    """
     path = Path(__file__).parent / "fixtures" / "packed" / name
     ours, theirs = load(path), load_torch_executor(path, model_name="tiny", num_threads=1)
     theirs.allocate(8)
@@ -153,22 +159,6 @@ def test_narrow_numbers_stay_near(tmp_path: Path) -> None:
 
 
 @slow
-@pytest.mark.failure("B094")
-@pytest.mark.parametrize("kv_format", [KvFormat.F32, KvFormat.INT8])
-def test_a_row_has_the_same_bits_alone_in_a_batch_in_chunks_and_decoded(
-    kv_format: KvFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """B094: with dots summed in one order, as on a device."""
-    use_one_order(monkeypatch)
-    executor = load(save_folder(make_model("llama"), tmp_path), kv_format=kv_format)
-    whole = logits_of(executor, [Part(IDS[:21], 0, PAGES[0])])
-    batch = logits_of(executor, [Part(IDS[7:16], 0, PAGES[1]), Part(IDS[:21], 0, PAGES[0])])
-    assert np.array_equal(batch[9:], whole)
-    for start, end in ((0, 5), (5, 18), (18, 20), (20, 21)):
-        assert np.array_equal(logits_of(executor, [Part(IDS[start:end], start, PAGES[0])]), whole[start:end])
-
-
-@slow
 def test_weights_of_8_bits_meet_rows_of_8_bits_where_that_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,18 +185,3 @@ def test_weights_of_other_bits_meet_rows_as_they_are(tmp_path: Path) -> None:
     ours, plain = load(path, int8_rows=True), load(path)
     assert ours.profile.kernels == plain.profile.kernels
     assert np.array_equal(logits_of(ours, parts), logits_of(plain, parts))
-
-
-@slow
-@pytest.mark.failure("B094")
-def test_a_row_of_codes_has_the_same_bits_alone_in_a_batch_and_in_chunks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """B094: a row's scales are its own."""
-    use_one_order(monkeypatch)
-    executor = load(save_gguf(make_model("llama"), tmp_path / "tiny.gguf", "Q8_0"), int8_rows=True)
-    whole = logits_of(executor, [Part(IDS[:21], 0, PAGES[0])])
-    batch = logits_of(executor, [Part(IDS[7:16], 0, PAGES[1]), Part(IDS[:21], 0, PAGES[0])])
-    assert np.array_equal(batch[9:], whole)
-    for start, end in ((0, 5), (5, 18), (18, 20), (20, 21)):
-        assert np.array_equal(logits_of(executor, [Part(IDS[start:end], start, PAGES[0])]), whole[start:end])

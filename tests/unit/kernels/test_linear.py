@@ -118,43 +118,63 @@ def test_odd_shapes_are_covered(rows: int, outputs: int, inputs: int) -> None:
         torch.testing.assert_close(ours, x @ weight.codes.t(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("bits", "group"), [(4, 32), *(pytest.param(8, group, marks=pytest.mark.slow) for group in (32, 88))]
-)
+def guarded(tensor: Tensor) -> Tensor:
+    """Return the same between two stretches of what must not be read: NaN, or the largest code."""
+    poison = torch.nan if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max
+    memory = torch.full((tensor.numel() + 1024,), poison).to(tensor.dtype)
+    memory[512:-512] = tensor.flatten()
+    return memory[512:-512].view(tensor.shape)
+
+
 @pytest.mark.parametrize("has_zeros", seldom([False, True], True))
+@pytest.mark.parametrize(
+    ("bits", "group"),
+    [
+        pytest.param(*form, marks=[pytest.mark.slow] * (form != (4, 32)))
+        for form in (*FORMATS[1:], (88, 32), (88, 64), (88, 128))
+    ],
+)
 def test_odd_shapes_of_codes_are_covered(bits: int, group: int, has_zeros: bool) -> None:
-    """Groups end inside a step of the sum, rows inside a tile, and a piece may have no columns at all."""
-    is_int8 = group == 88
-    group = 32 if is_int8 else group
-    weight = matrix(33, 160, bits, group, has_zeros=has_zeros, dtype=torch.float32)
-    x = noise(17, 160)
+    """Groups end inside a step of the sum, rows inside a tile, and a piece may have no columns at all.
+
+    Around every operand lies what would show if it were read.
+    """
+    is_int8 = bits == 88
+    columns = (3 if group == 128 else 5) * group
+    weight = matrix(33, columns, 8 if is_int8 else bits, group, has_zeros=has_zeros, dtype=torch.float32)
+    parts = [None if part is None else guarded(part) for part in (weight.codes, weight.scales, weight.zeros)]
+    poisoned = replace(weight, codes=parts[0], scales=parts[1], zeros=parts[2])
+    x = quantised(noise(17, columns)) if is_int8 else (noise(17, columns),)
     expected = torch.empty(17, 33)
     if is_int8:
-        packed_linear_int8(quantised(x), weight, expected)
+        packed_linear_int8(x, weight, expected)
     else:
-        packed_linear(x, weight, expected)
+        packed_linear(x[0], weight, expected)
+    taken = tuple(map(guarded, x)) if is_int8 else guarded(x[0])
+    block_k = 32 if is_int8 else max(64, min(2 * group, 128))
     for is_parallel in (False, True):
-        tile = replace(TILE, block_k=32 if is_int8 else 64, splits=4, is_parallel=is_parallel)
-        ours = multiply(quantised(x) if is_int8 else x, weight, tile)
-        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+        tile = replace(TILE, block_k=block_k, splits=4, is_parallel=is_parallel)
+        out = guarded(torch.full((17, 33), torch.nan))
+        linear(taken, poisoned, out, tile=tile, pieces=guarded(torch.full((4 * out.numel(),), torch.nan)))
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+        around = torch.as_strided(out, (512,), (1,), 0), torch.as_strided(out, (512,), (1,), 512 + 17 * 33)
+        assert all(part.isnan().all() for part in around), "nothing is written beside the result"
 
 
 @pytest.mark.parametrize("dtype", seldom(DTYPES, torch.bfloat16))
-def test_bias_and_residual_round_as_if_added_afterwards(dtype: torch.dtype) -> None:
+def test_a_bias_is_added_before_rounding(dtype: torch.dtype) -> None:
     weight = matrix(40, 128, 4, 64, has_zeros=True, dtype=dtype)
-    x, bias, residual = noise(5, 128, dtype=dtype), noise(40, seed=2), noise(5, 40, dtype=dtype, seed=3)
-    for is_parallel in (False, True):
-        tile = replace(TILE, is_parallel=is_parallel)
-        plain, with_bias = multiply(x, weight, tile), multiply(x, weight, tile, bias=bias)
-        both = multiply(x, weight, tile, bias=bias, residual=residual)
-        bound = TOLERANCE[dtype]
-        torch.testing.assert_close(with_bias.float(), plain.float() + bias, rtol=bound, atol=bound)
-        torch.testing.assert_close(
-            both.float(), (residual + with_bias).float(), rtol=bound, atol=bound
-        )  # fmt: skip
-        in_place = residual.clone()
-        linear(x, weight, in_place, bias=bias, residual=in_place, tile=tile, pieces=torch.empty(2 * 5 * 40))
-        assert torch.equal(in_place, both)
+    x, bias = noise(5, 128, dtype=dtype), noise(40, seed=2)
+    expected = torch.empty(5, 40, dtype=dtype)
+    packed_linear(x, weight, expected, bias=bias)
+    ours = [
+        multiply(x, weight, replace(TILE, is_parallel=is_parallel), bias=bias)
+        for is_parallel in (False, True)
+    ]
+    torch.testing.assert_close(
+        ours[0].float(), expected.float(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]
+    )
+    assert torch.equal(*ours), "pieces apart and in one program"
 
 
 @pytest.mark.failure("B094")

@@ -94,6 +94,36 @@ def test_a_large_vocabulary_goes_block_by_block() -> None:
     assert_equal(sample(table, rows), sampler.sample(table, rows))
 
 
+@pytest.mark.failure("B090")
+@pytest.mark.parametrize(
+    "vocab", [7, 4097, *(pytest.param(vocab, marks=pytest.mark.slow) for vocab in (1, 2, 4095, 8193))]
+)
+def test_ties_impossible_ids_and_nan_in_odd_vocabularies_are_as_in_the_reference(vocab: int) -> None:
+    """Whole logits tie hundreds of times, on both sides of a block's end; the last id is one of its own."""
+    table = np.round(logits(8, seed=vocab, vocab=vocab))
+    table[0, :-1][np.random.default_rng(vocab).random(vocab - 1) < 0.5] = -np.inf
+    table[1, :-1] = -np.inf
+    table[2] = -np.inf
+    table[3, -1] = np.nan
+    rows = [
+        row(0, seed=3, top_k=vocab // 3, num_logprobs=2),
+        row(1, seed=4, top_p=0.5, num_logprobs=1),
+        row(2, seed=5),
+        row(3, temperature=0),
+        row(4, seed=6, top_k=vocab // 2, top_p=0.4, num_logprobs=3),
+        row(5, seed=7, min_p=0.2, temperature=2.0),
+        row(6, temperature=0, forbidden=frozenset({vocab // 2}) if vocab > 1 else frozenset()),
+        row(7, seed=8, top_p=0.9, presence_penalty=1.0, output=(vocab - 1,)),
+    ]
+    ours, theirs = sample(table, rows), sampler.sample(table, rows)
+    assert ours.failed.tolist() == theirs.failed.tolist() == [place in (2, 3) for place in range(8)]
+    usable = ~ours.failed
+    assert ours.token_ids[usable].tolist() == theirs.token_ids[usable].tolist()
+    assert ours.token_ids[1] == vocab - 1
+    np.testing.assert_allclose(ours.logprobs[usable], theirs.logprobs[usable], rtol=2e-6, atol=2e-6)
+    assert [top and top.token_ids for top in ours.top] == [top and top.token_ids for top in theirs.top]
+
+
 def test_a_draw_is_the_pinned_one() -> None:
     """Over a flat distribution the drawn id is the draw itself."""
     size = 1 << 14
