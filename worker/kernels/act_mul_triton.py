@@ -5,6 +5,7 @@ Knows torch and Triton alone.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 import triton
 import triton.language as tl
@@ -83,15 +84,9 @@ def _launch(x: Tensor, out: Tensor | None, quantised: Sequence[Tensor] | None, *
 
 def aot_kernels(chip: str) -> Iterator[AotKernel]:
     """Yield every form, the same on every chip."""
-    for name, dtype, is_gelu, quantises in (
-        ("silu-bf16", "bf16", False, False),
-        ("silu-bf16-int8", "bf16", False, True),
-        ("silu-fp16", "fp16", False, False),
-        ("gelu-bf16", "bf16", True, False),
-        ("gelu-bf16-int8", "bf16", True, True),
-    ):
+    for dtype, is_gelu, quantises in product(("bf16", "fp16"), (False, True), (False, True)):
         yield AotKernel(
-            name=name,
+            name=f"{'gelu' if is_gelu else 'silu'}-{dtype}{'-int8' * quantises}",
             function=act_mul_kernel,
             signature={
                 **dict.fromkeys(("x", "y"), f"*{dtype}"),

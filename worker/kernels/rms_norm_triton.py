@@ -7,13 +7,15 @@ Knows torch and Triton alone.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.kernels.aot import AotKernel
+from worker.kernels.aot import CHIPS, AotKernel
 from worker.kernels.group_quantize_triton import store_groups
+from worker.kernels.paged_attention_forms import HEAD_DIMS
 
 _HEADS = 16
 """Heads that one program of `qk_norm` takes."""
@@ -156,28 +158,35 @@ def num_warps_of(block: int) -> int:
     return max(1, min(16, block // 512))
 
 
+_BLOCKS = (1024, 2048, 4096, 8192, 16384)
+"""Columns of a tile for rows of 576 (SmolLM2 135M) to 16,384 (Llama 3.1 405B)."""
+_DTYPES = ("bf16", "fp16")
+
+
 def aot_kernels(chip: str) -> Iterator[AotKernel]:
-    """Yield every form, the same on every chip."""
-    for dtype, block in (("bf16", 4096), ("bf16", 8192), ("fp16", 4096)):
+    """Yield every tile with all that may be fused; types in turns, so that either meets all else."""
+    fused = ((False, False), (True, False), (False, True), (True, True))
+    for place, (block, (has_residual, quantises)) in enumerate(product(_BLOCKS, fused), CHIPS.index(chip)):
+        # Four chips and blocks of four: a type changes with both.
+        dtype = _DTYPES[(place + place // len(fused)) % 2]
         float_of = f"*{dtype}"
-        for has_residual, quantises in ((False, False), (True, False), (False, True), (True, True)):
-            fused = "-residual" * has_residual + "-int8" * quantises
-            yield AotKernel(
-                name=f"rms-{block}-{dtype}{fused}",
-                function=rms_norm_kernel,
-                signature={
-                    **dict.fromkeys(("x", "residual", "total", "y"), float_of),
-                    "weight": "*fp32",
-                    "codes": "*i8" if quantises else float_of,
-                    **dict.fromkeys(("scales", "sums"), "*fp32" if quantises else float_of),
-                    "width": "i32",
-                    "eps": "fp32",
-                },
-                constexprs={"HAS_RESIDUAL": has_residual, "QUANTISES": quantises, "BLOCK": block},
-                aligned=frozenset({"width"}),
-                num_warps=num_warps_of(block),
-            )
-    for dtype, head_dim in (("bf16", 64), ("bf16", 128), ("bf16", 256), ("fp16", 128)):
+        yield AotKernel(
+            name=f"rms-{block}-{dtype}{'-residual' * has_residual}{'-int8' * quantises}",
+            function=rms_norm_kernel,
+            signature={
+                **dict.fromkeys(("x", "residual", "total", "y"), float_of),
+                "weight": "*fp32",
+                "codes": "*i8" if quantises else float_of,
+                **dict.fromkeys(("scales", "sums"), "*fp32" if quantises else float_of),
+                "width": "i32",
+                "eps": "fp32",
+            },
+            constexprs={"HAS_RESIDUAL": has_residual, "QUANTISES": quantises, "BLOCK": block},
+            aligned=frozenset({"width"}),
+            num_warps=num_warps_of(block),
+        )
+    for place, head_dim in enumerate(HEAD_DIMS, CHIPS.index(chip)):
+        dtype = _DTYPES[place % 2]
         yield AotKernel(
             name=f"qk-norm-{head_dim}-{dtype}",
             function=qk_norm_kernel,
