@@ -2,8 +2,11 @@
 
 import dataclasses
 import io
+import re
+from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
 
 from services.commands.tenant_rates import Look, rates
 from services.commands.top import Top, show
@@ -87,3 +90,13 @@ def test_a_screen_names_what_is_degraded_and_how_many_it_leaves_out() -> None:
     assert "75 %" in whole
     short = text_of(top, 1)
     assert short.splitlines()[-1] == "and 1 more"
+
+
+def test_the_screen_has_the_columns_that_the_page_explains() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "tenants.md").read_text("utf-8")
+    section = page.partition("## Who gets what now")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`[^|]*`) \|", section, re.MULTILINE)
+    told = [name.strip("`") for cell in cells for name in cell.split(", ")]
+    top = Top(every_s=1.0, queue=QUEUE, tenants=rates(a_look(a_tenant("a")), a_look(a_tenant("a", 1)), 1.0))
+    (table,) = (part for part in show(top).renderables if isinstance(part, Table))
+    assert [column.header for column in table.columns] == ["tenant", "band", *told]
