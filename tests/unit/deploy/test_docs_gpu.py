@@ -1,9 +1,11 @@
 """docs/gpu.md: its figures follow from the code, and its examples are as they say."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
 
+from bench.aot import chips
 from bench.aot.chips import BY_NAME
 from services.cli import COMMANDS
 from services.domain.kv_layout import KvFormat, KvLayout
@@ -57,6 +59,16 @@ def test_the_table_shown_is_the_committed_one() -> None:
     assert f'"sm_90": {row},' in TEXT
     fields = re.findall(r"^\| `(\w+)` \| .* \| .* \|$", TEXT.partition("## Reading")[2], re.MULTILINE)
     assert fields == list(table["decode-d128-bf16-i8"]["sm_90"])
+
+
+def test_the_worked_examples_name_what_is_there() -> None:
+    named = re.findall(r"`((?:bench|tests|worker)/[\w./]+\.\w+)`", TEXT)
+    assert len(named) > 15
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+    (chip,) = re.findall(r"`(replace\(_cuda\(89.*?\))`", FLAT)
+    made = eval(chip, {**vars(chips), "replace": dataclasses.replace})  # what somebody would paste
+    assert (made.arch, made.unit_warps, made.unit_blocks) == (89, 48, 24)
+    assert made.block_shared_bytes == 99 << 10
 
 
 def test_chips_that_are_called_untuned_are() -> None:
