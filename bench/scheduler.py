@@ -64,6 +64,7 @@ def fleet(core: SchedulerCore, num_workers: int) -> list[WorkerId]:
             namespace=Namespace("n"),
             capacity=Capacity(max_context_tokens=4096, total_pages=100_000, page_size=16, max_sequences=256),
             max_step_tokens=8192,
+            max_prefill_tokens=8192,
         )
         core.worker_connected(hello, 0.0)
     return names

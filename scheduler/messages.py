@@ -124,6 +124,7 @@ def worker_hello(message: pb.WorkerHello) -> WorkerHello:
             max_sequences=message.max_sequences,
         ),
         max_step_tokens=message.max_step_tokens,
+        max_prefill_tokens=message.max_prefill_tokens or message.max_step_tokens,
         live=tuple(convert.key_from_pb(key) for key in message.live),
         draining=message.draining,
     )

@@ -216,6 +216,7 @@ class Worker:
                 max_sequences=config.max_sequences,
             ),
             max_step_tokens=config.max_step_tokens,
+            max_prefill_tokens=config.max_prefill_tokens,
         )
 
     async def _connect(self, parts: _Parts) -> None:

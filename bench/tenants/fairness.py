@@ -7,12 +7,15 @@ take no time. So figures do not depend on the machine. Knows what is asked for; 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from bench.tenants.fleet import UNBOUNDED
+from bench.tenants.fleet import UNBOUNDED, Ask
 from bench.tenants.scenarios import (
+    FLOOD,
     MIXED,
     OF_BOTH_CLASSES,
+    SHORT_FLOOD,
     WARM_S,
     WEIGHTED,
+    Quiet,
     floors,
     locality,
     long_beside_short,
@@ -96,16 +99,20 @@ QUICK = Size(
 
 
 def _neighbour(size: Size) -> Iterator[Row]:
-    alone = noisy_neighbour(FairPolicy(), flood=False, num_quiet=size.num_quiet, warm_s=size.warm_s)
-    beside = {
-        name: noisy_neighbour(make(), flood=True, num_quiet=size.num_quiet, warm_s=size.warm_s)
-        for name, make in POLICIES.items()
-    }
+    def measured(policy: QueuePolicy, flood: Ask | None) -> Quiet:
+        return noisy_neighbour(policy, flood=flood, num_quiet=size.num_quiet, warm_s=size.warm_s)
+
+    alone = measured(FairPolicy(), None)
+    for flood in (FLOOD, SHORT_FLOOD):
+        beside = {name: measured(make(), flood) for name, make in POLICIES.items()}
+        yield from _beside(flood, alone, beside, size.p99_steps)
+
+
+def _beside(flood: Ask, alone: Quiet, beside: dict[str, Quiet], p99_steps: int) -> Iterator[Row]:
     step_s, least = beside["fair"].step_s, 0.97 * beside["fifo"].tokens_per_s
-    p50_s, p99_s = alone.p50_s + step_s, alone.p99_s + size.p99_steps * step_s
-    what = f"quiet tenant beside a flood ({alone.num_served} asked)"
+    p50_s, p99_s = alone.p50_s + step_s, alone.p99_s + p99_steps * step_s
     yield policy_row(
-        f"{what}, TTFT p50, s",
+        f"quiet beside a flood of {flood.num_prompt_tokens} ({alone.num_served} asked): TTFT p50, s",
         beside,
         lambda one: f"{one.p50_s:.3f}",
         f"<= {p50_s:.3f} (alone {alone.p50_s:.3f} + 1 step)",
@@ -115,7 +122,7 @@ def _neighbour(size: Size) -> Iterator[Row]:
         "  p99, s",
         beside,
         lambda one: f"{one.p99_s:.3f}",
-        f"<= {p99_s:.3f} (alone {alone.p99_s:.3f} + {size.p99_steps} steps)",
+        f"<= {p99_s:.3f} (alone {alone.p99_s:.3f} + {p99_steps} steps)",
         lambda one: one.p99_s <= p99_s,
     )
     yield policy_row(

@@ -138,6 +138,7 @@ class World:
             namespace=Namespace("n"),
             capacity=capacity,
             max_step_tokens=self.chunk,
+            max_prefill_tokens=self.chunk,
         )
         self._handle(self.core.worker_connected(hello, 0.0))
         self._apply(self.engine.plan(0.0))

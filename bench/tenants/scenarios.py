@@ -16,6 +16,8 @@ from services.domain.generation import Band
 
 QUIET = Ask(tenant="quiet", num_prompt_tokens=128, num_output_tokens=32)
 FLOOD = Ask(tenant="flood", num_prompt_tokens=4096, num_output_tokens=32)
+SHORT_FLOOD = Ask(tenant="flood", num_prompt_tokens=2000, num_output_tokens=32)
+"""Of prompts that no default calls long, although each takes a worker several steps."""
 WARM_S = 20.0
 """Virtual seconds at both ends whose arrivals are not counted: the flood has to fill the worker, the last
 ones to get a first token. One that still has none counts as if it came at the end."""
@@ -35,7 +37,12 @@ class Quiet:
 
 
 def noisy_neighbour(
-    policy: QueuePolicy, rules: Rules = UNBOUNDED, *, flood: bool, num_quiet: int, warm_s: float = WARM_S
+    policy: QueuePolicy,
+    rules: Rules = UNBOUNDED,
+    *,
+    flood: Ask | None,
+    num_quiet: int,
+    warm_s: float = WARM_S,
 ) -> Quiet:
     """Serve a quiet tenant at a fifth of the capacity, alone or beside a flood of 50 times its half."""
     world = World(policy, rules=rules)
@@ -44,9 +51,9 @@ def noisy_neighbour(
     )
     per_s = 0.2 / work_s
     end = _poisson(world, QUIET, per_s, num_quiet + int(2 * warm_s * per_s), seed=1)
-    if flood:
-        flood_per_s = 50 * 0.5 * world.cost.prefill_tokens_per_s / FLOOD.num_prompt_tokens
-        _poisson(world, FLOOD, flood_per_s, int(end * flood_per_s), seed=2)
+    if flood is not None:
+        flood_per_s = 50 * 0.5 * world.cost.prefill_tokens_per_s / flood.num_prompt_tokens
+        _poisson(world, flood, flood_per_s, int(end * flood_per_s), seed=2)
     world.run_until(end)
     counted = (one for one in world.requests if one.ask is QUIET and warm_s <= one.arrived < end - warm_s)
     ttfts = sorted((one.first_token or end) - one.arrived for one in counted)

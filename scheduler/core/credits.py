@@ -40,6 +40,8 @@ class WorkerHello:
     namespace: Namespace
     capacity: Capacity
     max_step_tokens: int
+    max_prefill_tokens: int
+    """Of those, a prompt's while others decode: what has more to compute takes several steps."""
     live: tuple[RequestKey, ...] = ()
     draining: bool = False
 
@@ -131,8 +133,8 @@ class WorkerCredits:
         return max(0, self.hello.capacity.max_sequences - self.report.running - self._unseen)
 
     def outstanding_tokens(self, kind: RequestClass) -> int:
-        """Return a class's uncached tokens placed and not started; of those it has seen, the worker's own
-        count is a bound."""
+        """Return the uncached tokens placed and not started in a class's window; of those that the worker has
+        seen, its own count is a bound."""
         return min(self._seen_tokens[kind], self.report.waiting_tokens) + self._unseen_tokens[kind]
 
     @property
@@ -161,10 +163,12 @@ class WorkerCredits:
         """Say whether so many tokens of a class may be placed and not started.
 
         The window is the larger of one request and one step's budget of uncached tokens, and each class has
-        its own: a long prompt that has not started holds back no short one. Worked number: budget 512, 300
-        outstanding: 200 more fit, 400 must wait; with nothing outstanding 4,000 fit.
+        its own: a long prompt that has not started holds back no short one. What takes the worker several
+        steps, of which it starts few at once, is in the long class's window whatever its tenant calls it.
+        Worked number: budget 512, 300 outstanding: 200 more fit, 400 must wait; with nothing outstanding
+        4,000 fit, and beside these 300 of the short class.
         """
-        outstanding = self.outstanding_tokens(kind)
+        outstanding = self.outstanding_tokens(self._window(uncached_tokens, kind))
         return not outstanding or outstanding + uncached_tokens <= self.hello.max_step_tokens
 
     def place(self, key: RequestKey, placement: Placement) -> None:
@@ -213,10 +217,14 @@ class WorkerCredits:
         for placement in self.outstanding.values():
             self._count_one(placement)
 
+    def _window(self, uncached_tokens: int, kind: RequestClass) -> RequestClass:
+        return RequestClass.LONG if uncached_tokens > self.hello.max_prefill_tokens else kind
+
     def _count_one(self, placement: Placement) -> None:
+        window = self._window(placement.uncached_tokens, placement.kind)
         if placement.seq <= self.report.placements_seen:
-            self._seen_tokens[placement.kind] += placement.uncached_tokens
+            self._seen_tokens[window] += placement.uncached_tokens
         else:
             self._unseen += 1
-            self._unseen_tokens[placement.kind] += placement.uncached_tokens
+            self._unseen_tokens[window] += placement.uncached_tokens
             self._unseen_pages += placement.num_pages

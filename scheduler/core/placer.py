@@ -3,6 +3,7 @@
 Changes queue, fleet and live table through their own commands; time comes in. Knows no gateway connection.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 from functools import partial
 from itertools import islice
@@ -12,6 +13,7 @@ from scheduler.core.classes import ClassLimits
 from scheduler.core.credits import OUTSTANDING_GRACE_S, Placement, WorkerCredits
 from scheduler.core.fault_watch import FaultWatch
 from scheduler.core.fleet import Fleet
+from scheduler.core.kept_seats import KeptSeats
 from scheduler.core.live import LiveTable, Seated
 from scheduler.core.outputs import AskMatch, Output, Placed, PlacementsMade
 from scheduler.core.placement import (
@@ -51,7 +53,7 @@ class Placer:
         self._faults = faults
         self._asked: dict[RequestKey, WaitingRequest] = {}
         self._windows: dict[str, float] = {}
-        self._rates: dict[str, PlacementRate] = {}
+        self._rates: defaultdict[str, PlacementRate] = defaultdict(PlacementRate)
         self._reported: set[WorkerBoot] = set()
         self._turn = 0
         self.matching = False
@@ -111,8 +113,7 @@ class Placer:
         """Place all that can be placed now."""
         outputs: list[Output] = []
         self._end_late_asks(now)
-        if self._windows:
-            self._windows = {model: ends for model, ends in self._windows.items() if ends > now}
+        self._windows = {model: ends for model, ends in self._windows.items() if ends > now}
         touched: dict[WorkerBoot, WorkerCredits] = {}
         for model in self._room.policy.models():
             if model in self._windows:
@@ -145,6 +146,7 @@ class Placer:
             free: Those of them with credit, at least one.
         """
         passed: list[WaitingRequest] = []
+        seats = KeptSeats(self._rules.max_over_share)
         kept: dict[WorkerBoot, RequestKey] = {}
         with_room = self._with_room(model, workers)
         closed = [
@@ -158,7 +160,8 @@ class Placer:
                 outputs += self._ask(model, islice(candidates(), self._rules.window), now)
             if request.key in self._asked:
                 return None
-            possible = self._classes.for_request(request, with_room[request.acquire.request_class], workers)
+            some = self._classes.for_request(request, with_room[request.acquire.request_class], workers)
+            possible = seats.open_to(request, some)
             taken = self._faults.not_now(request, kept, now)
             choice = choose(request, free if possible is workers else possible, taken)
             if choice is not None:
@@ -256,10 +259,7 @@ class Placer:
         )
         self._faults.placed(worker, request, now)
         self._room.placed(request, worker.hello.worker, choice.cached_tokens)
-        rate = self._rates.get(acquire.model)
-        if rate is None:
-            rate = self._rates[acquire.model] = PlacementRate()
-        rate.placed(now)
+        self._rates[acquire.model].placed(now)
         return output
 
     def settle_match(self, request: WaitingRequest, now: float) -> None:

@@ -27,6 +27,8 @@ class Rules:
     """Part of a worker's seats that long requests may take: a short one finds a seat beside them."""
     max_short_share: float = 0.9
     """Part of a worker's seats that short requests may take while long ones wait."""
+    max_over_share: float = 0.875
+    """Part of a worker's seats up to which tenants over their share are placed: others find a seat."""
     long_workers: frozenset[WorkerId] = frozenset()
     """Workers for long requests only, and the only ones for these, in models that have others too."""
     ranks_every_s: float = 1.0

@@ -26,6 +26,8 @@ class WorkerFacts:
     numerics: str
     capacity: Capacity
     max_step_tokens: int
+    max_prefill_tokens: int
+    """Of those, a prompt's while others decode."""
 
     def peer(self) -> types_pb2.Peer:
         return peer_to_pb(self.name, self.epoch, self.build)

@@ -149,6 +149,7 @@ class WorkerSchedulerLink:
             page_size=capacity.page_size,
             max_sequences=capacity.max_sequences,
             max_step_tokens=facts.max_step_tokens,
+            max_prefill_tokens=facts.max_prefill_tokens,
             live=[key_to_pb(key) for key in live],
             draining=draining,
         )

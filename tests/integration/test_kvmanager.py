@@ -230,6 +230,7 @@ async def test_a_real_workers_link_keeps_the_index_true() -> None:
             numerics="x",
             capacity=Capacity(max_context_tokens=2048, total_pages=1000, page_size=16, max_sequences=8),
             max_step_tokens=512,
+            max_prefill_tokens=256,
         )
         link = WorkerKvManagerLink(served.channel, facts, pool)
         running = asyncio.create_task(link.run())

@@ -255,7 +255,7 @@ class ConnectWorkerRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., heartbeat: _Optional[_Union[_types_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
-    __slots__ = ("peer", "address", "model", "revision", "namespace", "numerics", "max_context_tokens", "total_pages", "page_size", "max_sequences", "max_step_tokens", "live", "draining")
+    __slots__ = ("peer", "address", "model", "revision", "namespace", "numerics", "max_context_tokens", "total_pages", "page_size", "max_sequences", "max_step_tokens", "live", "draining", "max_prefill_tokens")
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -269,6 +269,7 @@ class WorkerHello(_message.Message):
     MAX_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    MAX_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     peer: _types_pb2.Peer
     address: str
     model: str
@@ -282,7 +283,8 @@ class WorkerHello(_message.Message):
     max_step_tokens: int
     live: _containers.RepeatedCompositeFieldContainer[_types_pb2.RequestKey]
     draining: bool
-    def __init__(self, peer: _Optional[_Union[_types_pb2.Peer, _Mapping]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., namespace: _Optional[str] = ..., numerics: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., total_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., live: _Optional[_Iterable[_Union[_types_pb2.RequestKey, _Mapping]]] = ..., draining: _Optional[bool] = ...) -> None: ...
+    max_prefill_tokens: int
+    def __init__(self, peer: _Optional[_Union[_types_pb2.Peer, _Mapping]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ..., namespace: _Optional[str] = ..., numerics: _Optional[str] = ..., max_context_tokens: _Optional[int] = ..., total_pages: _Optional[int] = ..., page_size: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., live: _Optional[_Iterable[_Union[_types_pb2.RequestKey, _Mapping]]] = ..., draining: _Optional[bool] = ..., max_prefill_tokens: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("seq", "placements_seen", "granted", "startable_pages", "free_pages", "reclaimable_pages", "waiting_tokens", "running", "waiting", "started", "ended", "tenant_use", "draining", "steps", "prefill_tokens_per_s", "at_slice", "stuck_ms")

@@ -81,6 +81,7 @@ def hello(
     context: int = 4096,
     max_sequences: int = 32,
     max_step_tokens: int = 512,
+    max_prefill_tokens: int | None = None,
     live: Iterable[RequestKey] = (),
     draining: bool = False,
 ) -> WorkerHello:
@@ -98,6 +99,7 @@ def hello(
             max_sequences=max_sequences,
         ),
         max_step_tokens=max_step_tokens,
+        max_prefill_tokens=max_step_tokens if max_prefill_tokens is None else max_prefill_tokens,
         live=tuple(live),
         draining=draining,
     )
