@@ -46,6 +46,24 @@ def test_min_p_is_relative_to_the_best(sample: Sample) -> None:
 
 
 @pytest.mark.failure("B088")
+def test_penalties_of_rows_with_very_different_histories_do_not_mix(sample: Sample) -> None:
+    """One row has a history of three ids, its neighbour one of thousands; each draws as it does alone."""
+    table = logits(2)
+    num_ids = table.shape[1]
+    bends = {"presence_penalty": 2.0, "frequency_penalty": 2.0, "repetition_penalty": 1.5, "temperature": 0}
+    best = np.argsort(-table, axis=1)[:, :40]
+    short = row(prompt=(int(best[0, 0]),), output=tuple(map(int, best[0, 1:3])), **bends)
+    long = row(prompt=tuple(range(num_ids)) * 3, output=tuple(map(int, best[1, :39])) * 5, **bends)
+    together = sample(table, [short, long]).token_ids.tolist()
+    alone = [int(sample(table[i : i + 1], [one]).token_ids[0]) for i, one in enumerate((short, long))]
+    assert together == alone
+    assert together[0] not in short.output_ids, "it was bent by its own history"
+    assert together[1] not in long.output_ids
+    unbent = [int(best[0, 0]), int(best[1, 0])]
+    assert together != unbent
+
+
+@pytest.mark.failure("B088")
 def test_penalties_read_their_own_history(sample: Sample) -> None:
     table = np.array([[2.0, 2.0, 2.0, -2.0]], np.float32)
     greedy = {"temperature": 0}

@@ -88,6 +88,7 @@ class World:
         self.refused: dict[RequestKey, ServeError] = {}
         self.placed: list[RequestKey] = []
         self.placed_at: dict[RequestKey, float] = {}
+        self.placed_on: dict[RequestKey, WorkerId] = {}
         self.forsaken: set[RequestKey] = set()
         """Keys that nobody waits for any more."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -189,6 +190,7 @@ class World:
         self.answers[key] += 1
         self.placed.append(key)
         self.placed_at[key] = self.now
+        self.placed_on[key] = output.worker
         self.later(SUBMIT_WITHIN_S, lambda: self._lose(worker, output.seq))
         fate = self.random.random()
         if fate < 0.9:

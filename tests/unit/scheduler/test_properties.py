@@ -156,3 +156,25 @@ def test_under_tenfold_overload_goodput_stays_and_what_is_too_much_is_told_when_
     assert len(world.core.room) == world.core.room.num_tokens == 0
     assert not world.placed_at.keys() & world.refused.keys()
     assert len(world.placed) + len(world.refused) == per_second * seconds
+
+
+@pytest.mark.failure("B062")
+def test_a_worker_that_fails_in_every_phase_leaves_no_count_and_the_others_an_even_share() -> None:
+    """Placements are lost, abandoned and late on all four; one of them dies again and again as well."""
+    world = World(62, [80] * 4)
+    bad, others = WorkerId("worker-2"), [WorkerId(f"worker-{i}") for i in (0, 1, 3)]
+    for i in range(800):
+        world.ask("gateway-0", acquire(f"r{i}", tokens=40, output=20))
+        if i % 100 == 50:
+            world.kill_worker(bad)
+        world.run_until(world.now + 0.03)
+    world.run_until(world.now + 300.0)
+    for worker in world.core.fleet.workers.values():
+        assert worker.outstanding == {}
+        assert [worker.outstanding_tokens(kind) for kind in RequestClass] == [0, 0]
+        assert worker.startable_pages == world.workers[worker.hello.worker].capacity.total_pages
+    assert len(world.core.room) == len(world.core.live) == 0
+    share = Counter(world.placed_on.values())
+    mean = sum(share[name] for name in others) / len(others)
+    assert all(abs(share[name] - mean) <= 0.1 * mean for name in others), share
+    assert share[bad] > 0, "it is used again whenever it is back"
