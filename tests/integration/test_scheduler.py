@@ -137,9 +137,8 @@ async def test_gateways_and_status_hear_of_a_band_that_degrades() -> None:
         assert status is not None
         assert {one.partition(":")[0] for one in status.degraded} == {"m/night"}
         assert [list(told.bands) for told in gateway.heard["welcome"]] == [["live", "night"]]
-        assert running.metrics.registry.get_sample_value(
-            "quire_degradation_step", {"model": "m", "band": "night"}
-        )
+        value, labels = running.metrics.registry.get_sample_value, {"model": "m", "band": "night"}
+        await eventually(lambda: bool(value("quire_degradation_step", labels)))
         gateway.acquire(pb_acquire("b", band=3))
         await gateway.until(lambda g: bool(g.heard["rejected"]))
         assert "a rank from 1 to 2, got 3" in gateway.heard["rejected"][0].failure.message
