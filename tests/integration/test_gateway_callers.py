@@ -89,7 +89,7 @@ async def test_the_line_of_a_cancelled_request_comes_also_when_its_worker_says_n
 async def test_two_hundred_streams_closed_at_random_leave_the_gateway_well(rig: Rig) -> None:
     """Most cancel after some messages, the rest vanish with their channel; tokens are made all the time."""
     draw = random.Random(5)
-    rig.worker.script, rig.worker.step_s = endless, 0.005
+    rig.worker.script, rig.worker.step_s = endless, 0.02
 
     async def leave(call: Any, num_messages: int) -> None:
         for _ in range(num_messages):
