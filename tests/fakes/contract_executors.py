@@ -112,10 +112,10 @@ def tiny_triton(
         )
 
 
-def tiny_triton_graphs(page_size: int = PAGE) -> Executor:
+def tiny_triton_graphs() -> Executor:
     from tests.fakes.fake_stream import FakeStream
 
-    return tiny_triton(FakeStream(), (1, 4, 8), page_size=page_size)
+    return tiny_triton(FakeStream(), (1, 4, 8))
 
 
 EXECUTORS: dict[str, Callable[[], Executor]] = {
@@ -125,11 +125,11 @@ EXECUTORS: dict[str, Callable[[], Executor]] = {
     "native": tiny_native,
     "native-bf16": partial(tiny_native, KvFormat.BF16, Compute.F32, "F16"),
     "native-int8": partial(tiny_native, KvFormat.INT8, Compute.INT8, "Q4_0"),
-    "triton": tiny_triton,
+    # Pages of 64 are in `test_triton_page_sizes`: each implementation that is interpreted costs a minute.
+    "triton-pages-of-32": partial(tiny_triton, page_size=32),
     "triton-graphs": tiny_triton_graphs,
-    "triton-graphs-pages-of-64": partial(tiny_triton_graphs, 64),
 }
-SLOW = {"torch-ranks", "triton", "triton-graphs", "triton-graphs-pages-of-64"}
+SLOW = {"torch-ranks", "triton-pages-of-32", "triton-graphs"}
 """Processes that import torch; interpreted."""
 
 
