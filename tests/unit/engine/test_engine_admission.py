@@ -9,6 +9,7 @@ from services.domain.errors import (
     QueueFull,
 )
 from services.domain.generation import Band, SamplingParams
+from services.domain.kv_layout import PAGE_SIZES
 from tests.fakes.engine_harness import EngineHarness, engine_config, prompt, submit
 from worker.engine.commands import Drain
 
@@ -31,10 +32,13 @@ def test_what_can_never_fit_is_refused_with_numbers_and_the_rest_finishes() -> N
 
 
 @pytest.mark.failure("B067")
-def test_every_length_around_the_pool_is_refused_or_finishes() -> None:
-    for length in range(95, 132):
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+def test_every_length_around_the_pool_is_refused_or_finishes(page_size: int) -> None:
+    """The pool holds 128 tokens, a step 16: lengths around both."""
+    sizes = {"num_pages": 128 // page_size, "page_size": page_size}
+    for length in (*range(14, 19), *range(95, 132)):
         for max_output in (1, 17):
-            engine = EngineHarness(engine_config(num_pages=8, max_step_tokens=16, max_sequences=4))
+            engine = EngineHarness(engine_config(**sizes, max_step_tokens=16, max_sequences=4))
             engine.post(submit(1, prompt(length), max_output=max_output))
             engine.run()
             assert (1 in engine.refused) == (length + max_output - 1 > 128)
