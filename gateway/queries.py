@@ -6,6 +6,7 @@ from gateway.attempts import Phase
 from gateway.core.auth import Authenticator
 from gateway.core.ending import Ending, decode_ending
 from gateway.core.events import Queued
+from gateway.core.lengths import class_of
 from gateway.core.request import Caller, ChatTurn
 from gateway.limit_lookup import LimitLookup
 from gateway.live_table import LiveTable
@@ -15,6 +16,7 @@ from gateway.settler import Settler
 from gateway.stores.quota import QuotaStore
 from gateway.usage import UsageReports
 from services.domain.errors import UnknownRequest
+from services.domain.generation import RequestClass
 from services.domain.ids import RequestId
 from services.rpc.gateway_values import ModelState
 
@@ -36,6 +38,8 @@ class Tokens:
     token_bytes: list[bytes]
     """Parallel to `ids`, or empty when not asked for."""
     max_context_tokens: int
+    request_class: RequestClass
+    """Of a generation with this input."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,7 @@ class Queries:
     quota: QuotaStore
     usage: UsageReports
     limits: LimitLookup
+    long_from_tokens: int
 
     def served_models(self, caller: Caller) -> list[ModelState]:
         """Return the models that the caller can call now, by the names it may use."""
@@ -69,10 +74,12 @@ class Queries:
         Raises:
             ServeError: A model that the tenant may not call, or an input that a generation would refuse too.
         """
-        served = self.models.find_for(self.auth.tenant_of(caller), model)
+        tenant = self.auth.tenant_of(caller)
+        served = self.models.find_for(tenant, model)
         ids = await self.encoder.tokenize(served.profile, served.local, text, chat)
         pieces = [served.local.tokenizer.token_bytes(one) for one in ids] if return_bytes else []
-        return Tokens(ids, pieces, served.state.capacity.max_context_tokens)
+        request_class = class_of(None, tenant, len(ids), self.long_from_tokens)
+        return Tokens(ids, pieces, served.state.capacity.max_context_tokens, request_class)
 
     async def request(self, caller: Caller, request_id: RequestId) -> Queued | InProgress | Ending:
         """Say what became of one of the caller's own requests.

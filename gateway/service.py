@@ -18,6 +18,7 @@ from gateway.core.keys import KeyScope
 from gateway.core.request import Caller
 from gateway.generate import Generate
 from gateway.grpc_credentials import caller_of, metadata
+from gateway.limit_lookup import NOTHING, Subject
 from gateway.messages import chat_from_pb, event_to_pb, queued_to_pb, receipt_to_pb, request_from_pb
 from gateway.metrics import GatewayMetrics
 from gateway.queries import InProgress, Queries
@@ -39,6 +40,7 @@ class _Call:
 
     caller: Caller
     told: dict[str, str] = field(default_factory=dict)
+    about: Subject = NOTHING
 
 
 class GatewayService(gateway_pb2_grpc.GenerateServiceServicer):
@@ -55,6 +57,7 @@ class GatewayService(gateway_pb2_grpc.GenerateServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext) -> None:
         arrived = time.monotonic()
         async with self._serving(context) as call:
+            call.about = Subject(request.model)
             await self._generations(request, context, call, arrived)
 
     async def _generations(
@@ -98,6 +101,7 @@ class GatewayService(gateway_pb2_grpc.GenerateServiceServicer):
         self, request: pb.TokenizeRequest, context: grpc.aio.ServicerContext
     ) -> pb.TokenizeResponse:
         async with self._serving(context) as call:
+            call.about = Subject(request.model)
             kind = request.WhichOneof("input")
             tokens = await self._queries.tokenize(
                 call.caller,
@@ -106,6 +110,7 @@ class GatewayService(gateway_pb2_grpc.GenerateServiceServicer):
                 chat_from_pb(request.chat) if kind == "chat" else None,
                 return_bytes=request.return_bytes,
             )
+            call.about = Subject(request.model, tokens.request_class)
             return pb.TokenizeResponse(
                 ids=tokens.ids, bytes=tokens.token_bytes, max_context_tokens=tokens.max_context_tokens
             )
@@ -167,5 +172,5 @@ class GatewayService(gateway_pb2_grpc.GenerateServiceServicer):
         finally:
             task = asyncio.current_task()
             if task is not None and not task.cancelling():
-                told = call.told or await self._queries.limits.headers_of(call.caller)
+                told = call.told or await self._queries.limits.headers_of(call.caller, call.about)
                 context.set_trailing_metadata(tuple(told.items()))

@@ -160,6 +160,7 @@ def build_parts(
         quota=quota,
         usage=UsageReports(tenants, quota, tenant_log, time.time),
         limits=limits,
+        long_from_tokens=settings.long_from_tokens,
     )
     return Parts(
         generate=generate,

@@ -14,7 +14,7 @@ from gateway.core.request import Caller
 from services.domain.errors import BadCredential, DependencyDown, ErrorDetail, NotYours, ServeError
 from services.domain.generation import RequestClass
 from services.domain.ids import TenantId
-from services.domain.limits import Account, Allowance, Limits, Rate
+from services.domain.limits import Account, Allowance, Limits, Rate, Scope
 from services.domain.tenant import Tenant
 
 LOCAL = TenantId("local")
@@ -164,6 +164,15 @@ class Authenticator:
             key_id=caller.key_id,
             key_limits=Limits() if key is None else key.limits,
         )
+
+    def particular_scopes_of(self, caller: Caller) -> list[Scope]:
+        """Return what some of a caller's requests count against, by their class or model.
+
+        Raises:
+            BadCredential: The tenant is gone.
+        """
+        self.tenant_of(caller)
+        return self._directory.book.particular_scopes(caller.tenant)
 
     def organisation_of(self, caller: Caller) -> TenantId:
         """Return the topmost parent of the caller's tenant; the tenant itself where it is gone."""

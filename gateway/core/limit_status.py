@@ -6,12 +6,15 @@ door tells it: header and metadata have the same names.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from services.domain.limits import Account, Limits, Rate, ScopeKind
+from services.domain.limits import Account, Limits, Rate, Scope, ScopeKind
 
 WARNING_HEADER = "x-quire-budget-warning"
+OTHERS_HEADER = "x-quire-limits"
+"""What is left at scopes of classes and models, where an answer does not know which of them will hold."""
+_KINDS = ("requests", "tokens", "prompt-tokens", "output-tokens")
 
 
 class ScopeState(NamedTuple):
@@ -84,6 +87,21 @@ def limit_status_of(account: Account, states: Sequence[ScopeState]) -> LimitStat
         for part in _soft_parts(scope.limits, state)
     ]
     return LimitStatus(headers, warnings, max(soft, default=0.0))
+
+
+def others_text(account: Account, scopes: Sequence[Scope], states: Sequence[ScopeState]) -> str:
+    """Say how each of `scopes` stands by itself: `class/acme/short requests 3/10 tokens 500/1000; ...`."""
+    parts = []
+    for scope, state in zip(scopes, states, strict=True):
+        told = limit_status_of(replace(account, scopes=(scope,)), [state]).headers
+        left = [
+            f"{kind} {told[f'x-ratelimit-remaining-{kind}']}/{told[f'x-ratelimit-limit-{kind}']}"
+            for kind in _KINDS
+            if f"x-ratelimit-limit-{kind}" in told
+        ]
+        if left:
+            parts.append(" ".join((scope.name, *left)))
+    return header_text("; ".join(parts))
 
 
 def header_text(text: str) -> str:

@@ -24,14 +24,14 @@ from gateway.core.auth import Authenticator
 from gateway.core.keys import KeyScope
 from gateway.core.request import Caller, GenerationRequest
 from gateway.http.answers import Answer, Events
-from gateway.http.edge import CALLER, TOLD, Edge
+from gateway.http.edge import ABOUT, CALLER, TOLD, Edge
 from gateway.http.errors import BodyTooLarge, BodyTooSlow, response_of, response_of_route
 from gateway.http.owner import ClientGone, Patience, while_connected
 from gateway.http.parse import Call, parse_chat, parse_completion
 from gateway.http.render import ChatRenderer, CompletionRenderer, Renderer
 from gateway.http.server import ABORT
 from gateway.http.usage import usage_body
-from gateway.limit_lookup import LimitLookup
+from gateway.limit_lookup import LimitLookup, Subject
 from gateway.usage import UsageReports
 from services.domain.document_values import shown
 from services.domain.errors import InvalidField, ServeError, UnknownModel
@@ -139,6 +139,7 @@ class _Door:
 
     async def get_model(self, request: Request) -> Response:
         name = request.path_params["model"]
+        request.scope[ABOUT] = Subject(name)
         for model in self._queries.served_models(request.scope[CALLER]):
             if model.name == name:
                 return _json(orjson.dumps(_card(model)))
@@ -189,6 +190,7 @@ class _Door:
     async def _answer(self, request: Request, call: Call, renderer: Renderer, prefix: str) -> Response:
         ids = [self._new_request_id() for _ in call.requests]
         headers = {REQUEST_HEADER: ", ".join(ids)}
+        request.scope[ABOUT] = Subject(call.requests[0].model)
         if call.ignored:
             headers[IGNORED_HEADER] = header_of_names(call.ignored)
         patience = Patience()

@@ -16,12 +16,15 @@ from gateway.http.credentials import is_local, key_of
 from gateway.http.errors import internal_error, response_of
 from gateway.http.owner import ClientGone
 from gateway.http.server import CERTIFICATE
+from gateway.limit_lookup import NOTHING, Subject
 from services.domain.errors import ServeError
 
 CALLER = "quire.caller"
 """Key in the scope under which routes find who calls."""
 TOLD = "quire.told"
 """Key in the scope that a route sets where its answer itself tells how the caller stands at its limits."""
+ABOUT = "quire.about"
+"""Key in the scope that a route sets once it knows which model an answer is about."""
 _RATE = b"x-ratelimit-"
 
 
@@ -38,7 +41,7 @@ class Edge:
         app: ASGIApp,
         authenticator: Authenticator,
         scopes: Mapping[str, KeyScope],
-        limit_headers_of: Callable[[Caller], Awaitable[Mapping[str, str]]],
+        limit_headers_of: Callable[[Caller, Subject], Awaitable[Mapping[str, str]]],
     ) -> None:
         self._app = app
         self._authenticator = authenticator
@@ -80,7 +83,7 @@ class Edge:
         caller = scope.get(CALLER)
         if caller is None or scope.get(TOLD) or any(name.startswith(_RATE) for name, _ in message["headers"]):
             return
-        told = await self._limit_headers_of(caller)
+        told = await self._limit_headers_of(caller, scope.get(ABOUT, NOTHING))
         message["headers"] = [
             *message["headers"],
             *((name.encode(), value.encode()) for name, value in told.items()),

@@ -119,15 +119,9 @@ class TenantBook:
         scopes += [Scope(kind=ScopeKind.PARENT, id=one.id, limits=one.limits) for one in line[1:]]
         if key_id:
             scopes.append(Scope(kind=ScopeKind.KEY, id=f"{tenant}/{key_id}", limits=key_limits))
-        for one in line:
-            limits = one.long_class if request_class is RequestClass.LONG else one.short_class
-            if request_class is not None and limits != _UNLIMITED:
-                name = f"{one.id}/{request_class.name.lower()}"
-                scopes.append(Scope(kind=ScopeKind.CLASS, id=name, limits=limits))
-        for one in line:
-            if model in one.model_limits:
-                limits = one.model_limits[model]
-                scopes.append(Scope(kind=ScopeKind.MODEL, id=f"{one.id}/{model}", limits=limits))
+        if request_class is not None:
+            scopes += [one for tenant in line for one in _of_class(tenant, request_class)]
+        scopes += [one for tenant in line for one in _of_model(tenant, model)]
         return Account(
             tenant=tenant,
             organisation=line[-1].id,
@@ -135,6 +129,18 @@ class TenantBook:
             allowance=line[0].outage_allowance,
             key_id=key_id,
         )
+
+    def particular_scopes(self, tenant: TenantId) -> list[Scope]:
+        """Return the scopes that hold for some requests of a known tenant only: of classes, and of the models
+        that it may call."""
+        line, served = self.lineage(tenant), self.effective(tenant)
+        assert served is not None
+        found = [one for each in line for kind in _CLASSES for one in _of_class(each, kind)]
+        for each in line:
+            for name in each.model_limits:
+                if served.models is None or served.aliases.get(name, name) in served.models:
+                    found += _of_model(each, name)
+        return found
 
     def kv_caps(self) -> dict[TenantId, int]:
         """Return the KV pages each capped tenant may hold itself: what its children have is not its own."""
@@ -178,6 +184,20 @@ class TenantBook:
                 nearest = left - 1 if left > 1 else None
                 raise refused(f"{tenant.id}.kv_pages", rule, tenant.kv_pages, nearest)
             given[parent.id] = given.get(parent.id, 0) + tenant.kv_pages
+
+
+_CLASSES = (RequestClass.SHORT, RequestClass.LONG)
+
+
+def _of_class(tenant: Tenant, request_class: RequestClass) -> list[Scope]:
+    limits = tenant.long_class if request_class is RequestClass.LONG else tenant.short_class
+    name = f"{tenant.id}/{request_class.name.lower()}"
+    return [] if limits == _UNLIMITED else [Scope(kind=ScopeKind.CLASS, id=name, limits=limits)]
+
+
+def _of_model(tenant: Tenant, model: str) -> list[Scope]:
+    limits = tenant.model_limits.get(model)
+    return [] if limits is None else [Scope(kind=ScopeKind.MODEL, id=f"{tenant.id}/{model}", limits=limits)]
 
 
 def _within(own: Tenant, parent: Tenant, bands: Bands) -> Tenant:
