@@ -160,10 +160,10 @@ class Placer:
                 outputs += self._ask(model, islice(candidates(), self._rules.window), now)
             if request.key in self._asked:
                 return None
-            some = self._classes.for_request(request, with_room[request.acquire.request_class], workers)
-            possible = seats.open_to(request, some)
+            possible = self._classes.for_request(request, with_room[request.acquire.request_class], workers)
             taken = self._faults.not_now(request, kept, now)
-            choice = choose(request, free if possible is workers else possible, taken)
+            with_seat = seats.open_to(request, free if possible is workers else possible)
+            choice = choose(request, with_seat, taken)
             if choice is not None:
                 for head in passed:
                     head.bypassed += 1
@@ -171,7 +171,7 @@ class Placer:
                 return choice.worker
             passed.append(request)
             if request.bypassed >= self._rules.max_bypasses or self._room.policy.is_owed(request):
-                request.kept_worker = worker_to_keep(request, possible, taken)
+                request.kept_worker = worker_to_keep(request, seats.open_to(request, possible), taken)
                 if request.kept_worker is not None:
                     kept[request.kept_worker] = request.key
         return None
