@@ -201,7 +201,7 @@ async def _cancel(client: Client, prompt: Sequence[int], served: Served) -> int:
         await answer.first_token.wait()
     if answer.failure is not None:
         raise ServingFault(f"a request that was to be cancelled failed: {answer.failure}")
-    attachment.cancel()
+    attachment.cancel(lambda last_word: None)  # The worker is asked instead.
     await client.wait_idle()
     num_tokens = 1 + (await client.status()).decode_tokens - before  # the first is prefill's
     if num_tokens >= served.num_cancelled:

@@ -20,15 +20,16 @@ from importlib.machinery import PathFinder
 HIDDEN = frozenset({hidden!r})
 
 class Hiding:
-    def find_spec(self, name, path=None, target=None):
-        if path is not None or name not in HIDDEN:
-            return None
-        found = PathFinder.find_spec(name, [folder for folder in sys.path if "site-packages" not in folder])
-        if found is None:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-        return found
+    find_distributions = staticmethod(PathFinder.find_distributions)
+    invalidate_caches = staticmethod(PathFinder.invalidate_caches)
 
-sys.meta_path.insert(0, Hiding())
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if path is None and name in HIDDEN:
+            path = [folder for folder in sys.path if "site-packages" not in folder]
+        return PathFinder.find_spec(name, path, target)
+
+sys.meta_path = [Hiding if finder is PathFinder else finder for finder in sys.meta_path]
 """
 
 

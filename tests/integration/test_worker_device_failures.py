@@ -10,9 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from services.launcher.supervisor import State
 from services.launcher.topology import Process
 from tests.fakes.failing_device import SAYS, VARIABLE
-from tests.integration.test_launcher_supervisor import Stage, another_is_up, pids
+from tests.integration.test_launcher_supervisor import Stage, pids, until
 from tests.integration.test_worker_process import ByPort, WorkerProcess, worker_process
 from tests.integration.worker_bench import LIMIT_S, HandGateway
 from tests.unit.executors.tiny_models import make_model, save_folder
@@ -140,7 +141,8 @@ async def test_the_supervisor_starts_a_worker_again_whose_device_failed(
     await gateway.connect()
     lost = await gateway.wait_end(await gateway.submit(prompt_ids=PROMPT, max_output=5))
     assert lost.ended.failure.reason == "WORKER_LOST"
-    await another_is_up(supervisor, first)
+    [child] = supervisor.children
+    await until(lambda: child.state is State.UP and pids(supervisor) != [first], LIMIT_S)
     gateway = HandGateway(ByPort(spec.port))
     await gateway.connect()
     served = await gateway.wait_end(await gateway.submit(prompt_ids=PROMPT, max_output=5))

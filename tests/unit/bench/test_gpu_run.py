@@ -19,6 +19,7 @@ from bench.gpu.results import Run, now, writable
 from bench.gpu.running import NotHere, Runner
 from bench.gpu.serving import Answer, ServingFault, exercise, serve
 from bench.gpu.sizes import TINY
+from services.rpc.gateway_values import LastWord
 from tests.fakes.bare_machine import make_bare_machine
 from worker.kernels import linear_tuning, paged_attention_tuning
 from worker.kernels.aot import CHIPS
@@ -115,7 +116,7 @@ class StandIn:
         self._running = max_output - 1
         return answer, SimpleNamespace(cancel=self._cancel)
 
-    def _cancel(self) -> None:
+    def _cancel(self, on_last_word: LastWord) -> None:
         if self._heeds_cancel:
             self._running = 0
 
