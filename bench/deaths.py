@@ -26,6 +26,8 @@ WORKER = f"127.0.0.1:{PORTS.worker(0)}"
 REFUSALS = 50
 STREAMS = 12
 CROWD = 320
+CROWD_TOKENS = 60
+"""So long that none of the first are done while the rest of the crowd still arrives on a slow machine."""
 LEAST_WAITING = 200
 LOOK_S = 0.01
 LIMIT_S = 180.0
@@ -123,7 +125,7 @@ async def scheduler_death(running: RunningSuite, client: AsyncClient) -> Row:
 async def _one_of_the_crowd(client: AsyncClient, number: int) -> str | None:
     """Return the id of the answered request."""
     try:
-        whole = await client.generate_text([number + 1] * 30, max_output_tokens=20, ignore_eos=True)
+        whole = await client.generate_text([number + 1] * 30, max_output_tokens=CROWD_TOKENS, ignore_eos=True)
     except ServeError as error:
         print(f"request {number}: {error.reason}: {error.message}")
         return None
