@@ -15,10 +15,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.suite import suite
+from bench.suite import PORT_OFFSET, suite
 from services.client import AsyncClient
 
 PROMPT_TOKENS, OUTPUT_TOKENS, CONTEXT = 992, 32, 2048
+LIMIT_S = 600.0
+"""Of one request: only for failure."""
 LARGEST_ERROR = 0.05
 """Of what a worker uses: how far `quire plan` may be off."""
 PARTS = ("weight", "kv", "activation", "logits", "table", "process")
@@ -33,13 +35,18 @@ def planned(model: str, concurrency: int) -> Mapping[str, int]:
     return found
 
 
-def used(model: str, concurrency: int, kv_bytes: int) -> int:
-    """Return the resident bytes of a worker that has used every page of its pool once."""
+def used(model: str, concurrency: int, kv_bytes: int, *, port_offset: int = PORT_OFFSET) -> int:
+    """Return the resident bytes of a worker that has used every page of its pool once.
+
+    Raises:
+        RuntimeError: The suite did not come up, e.g. where somebody holds one of its ports.
+    """
     config = f'[worker]\nkv_memory = "{kv_bytes}"\nmax_context_tokens = {CONTEXT}\n'
-    config += f"max_sequences = {concurrency}\n"
+    # A busy machine may take its time for a step.
+    config += f"max_sequences = {concurrency}\nstuck_after_s = 60\nrestart_after_s = 600\n"
     # Folders need a name, known models bring theirs.
     flag = f"m={model}" if Path(model).exists() else model
-    with suite("--model", flag, config=config) as running:
+    with suite("--model", flag, config=config, port_offset=port_offset) as running:
         asyncio.run(_fill(running.gateway, flag.split("=")[0], concurrency))
         return int(running.named()["worker-0"].memory_info().rss)
 
@@ -56,7 +63,7 @@ async def _fill(target: str, name: str, concurrency: int) -> None:
             async for _ in stream:
                 pass
 
-    async with AsyncClient(target, model=name) as client:
+    async with AsyncClient(target, model=name, timeout_s=LIMIT_S) as client:
         await asyncio.gather(*(one(client, prompt) for prompt in prompts))
         # Those with a cached prompt decode at once, while the last prompt's rows are scored beside them.
         cached, last = prompts[:-1], prompts[-1]

@@ -20,10 +20,11 @@ class RunningSuite:
     """A suite that is up."""
 
     process: psutil.Process
+    port_offset: int = PORT_OFFSET
 
     @property
     def gateway(self) -> str:
-        return f"127.0.0.1:{50051 + PORT_OFFSET}"
+        return f"127.0.0.1:{50051 + self.port_offset}"
 
     def processes(self) -> list[psutil.Process]:
         """The launcher and everything below it."""
@@ -42,7 +43,9 @@ class RunningSuite:
 
 
 @contextmanager
-def suite(*flags: str, config: str = "", python_path: str = "") -> Iterator[RunningSuite]:
+def suite(
+    *flags: str, config: str = "", python_path: str = "", port_offset: int = PORT_OFFSET
+) -> Iterator[RunningSuite]:
     """Run `quire up` with `flags` and the TOML text `config` until the block ends.
 
     Args:
@@ -54,7 +57,7 @@ def suite(*flags: str, config: str = "", python_path: str = "") -> Iterator[Runn
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bench.toml"
         path.write_text(config)
-        command = [sys.executable, "-m", "services.cli", "up", "--port-offset", str(PORT_OFFSET)]
+        command = [sys.executable, "-m", "services.cli", "up", "--port-offset", str(port_offset)]
         command += ["--config", str(path), *flags]
         paths = [python_path, os.environ.get("PYTHONPATH", "")]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -68,7 +71,7 @@ def suite(*flags: str, config: str = "", python_path: str = "") -> Iterator[Runn
             else:
                 raise RuntimeError("the suite did not come up:\n" + "".join(lines))
             try:
-                yield RunningSuite(psutil.Process(launcher.pid))
+                yield RunningSuite(psutil.Process(launcher.pid), port_offset)
             finally:
                 launcher.terminate()
                 launcher.stdout.read()

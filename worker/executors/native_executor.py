@@ -30,7 +30,7 @@ from worker.executors.native.library import Compute, Library, NativeError
 from worker.executors.native.packed_size import packed_bytes
 from worker.executors.native.packed_weights import PackedWeights, SwappedLayer, open_packed
 from worker.executors.native.sampling import Draw, NativeRows, begin_sample
-from worker.executors.native.step_arrays import StepArrays, copy_of
+from worker.executors.native.step_arrays import StepArrays, copy_of, room_for_logits
 from worker.executors.weights.loader import WeightSource, open_model
 from worker.models.registry import BuiltModel
 from worker.plan.arena import pack, rows_for
@@ -227,7 +227,8 @@ class NativeExecutor:
             self._grow(len(batch.ids))
         num_outputs = len(batch.out_rows)
         if num_outputs > len(self._logits):
-            self._logits = np.empty((num_outputs, self._profile.vocab_size), np.float32)
+            num_rows = max(num_outputs, 2 * len(self._logits))
+            self._logits = room_for_logits(num_rows, self._profile.vocab_size)
         logits = self._logits[:num_outputs]
         step = copy_of(batch)
         number = self._library.begin("begin_step", self._engine, step.struct, logits.ctypes.data)

@@ -1,5 +1,6 @@
 """A batch that points outside its memory is refused before anything is computed; slots can be looked at."""
 
+import mmap
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tests.unit.executors.native_models import load_native
 from tests.unit.executors.tiny_models import VOCAB, make_model, save_folder
 from worker.executors.base import ExecutorFault
 from worker.executors.native.library import NativeError
+from worker.executors.native.step_arrays import room_for_logits
 from worker.executors.native_executor import NativeExecutor
 
 pytestmark = pytest.mark.timeout(600)
@@ -91,3 +93,13 @@ def test_a_shorter_context_takes_smaller_tables_and_gives_the_same_bits(
         logits_of(short, [Part([5] * 49, 0, [0, 1, 2, 3])])
     longer = load_native(tmp_path / "model", tmp_path, max_positions=1 << 20)
     assert longer.profile.max_context_tokens == executor.profile.max_context_tokens
+
+
+def test_logits_lie_outside_the_heap_and_may_be_more_than_there_is() -> None:
+    room = room_for_logits(3, 50)
+    room[:] = np.arange(150).reshape(3, 50)
+    assert room[2, 49] == 149
+    # From the heap it would keep what a smaller one left behind.
+    assert isinstance(room.base.base.obj, mmap.mmap)
+    with pytest.raises(MemoryError, match="1099511627776 rows of 50 logits"):
+        room_for_logits(1 << 40, 50)
