@@ -61,7 +61,8 @@ class Relay(gateway_pb2_grpc.GenerateServiceServicer):
             yield worker_pb2.ConnectRequest()
 
         async with grpc.aio.insecure_channel(self._producer) as channel:
-            async for message in worker_pb2_grpc.WorkerServiceStub(channel).Connect(hello()):
+            stub = worker_pb2_grpc.WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
+            async for message in stub.Connect(hello()):
                 for handle, count in zip(message.step.handles, message.step.counts, strict=True):
                     self._pending[handle] += count
         self._done = True
@@ -82,7 +83,7 @@ class Relay(gateway_pb2_grpc.GenerateServiceServicer):
 
 async def serve_producer(port: int, num_streams: int, step_s: float, num_steps: int) -> None:
     server = grpc.aio.server()
-    worker_pb2_grpc.add_WorkerServiceServicer_to_server(Producer(num_streams, step_s, num_steps), server)
+    worker_pb2_grpc.add_WorkerServiceServicer_to_server(Producer(num_streams, step_s, num_steps), server)  # type: ignore[no-untyped-call]
     server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     await server.wait_for_termination()
@@ -91,7 +92,7 @@ async def serve_producer(port: int, num_streams: int, step_s: float, num_steps: 
 async def serve_relay(port: int, producer_port: int, num_streams: int) -> None:
     server = grpc.aio.server()
     relay = Relay(f"127.0.0.1:{producer_port}", num_streams)
-    gateway_pb2_grpc.add_GenerateServiceServicer_to_server(relay, server)
+    gateway_pb2_grpc.add_GenerateServiceServicer_to_server(relay, server)  # type: ignore[no-untyped-call]
     server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     async with asyncio.TaskGroup() as group:

@@ -79,7 +79,8 @@ def suite(
 
 def cpu_seconds(processes: list[psutil.Process]) -> float:
     """User and system seconds that `processes` have used so far, ended threads included."""
-    return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
+    times = [process.cpu_times() for process in processes]
+    return float(sum(one.user + one.system for one in times))
 
 
 class Noise:
@@ -93,5 +94,5 @@ class Noise:
         """Share of all cores that went to processes other than the measured ones, 0..1."""
         now = psutil.cpu_times()
         busy = sum(getattr(now, f) - getattr(self._cpu, f) for f in ("user", "nice", "system", "softirq"))
-        cores = psutil.cpu_count() or 1
-        return max(0.0, busy - own_cpu_s) / ((time.monotonic() - self._began) * cores)
+        cores: int = psutil.cpu_count() or 1
+        return max(0.0, float(busy) - own_cpu_s) / ((time.monotonic() - self._began) * cores)

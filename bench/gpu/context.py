@@ -4,7 +4,7 @@ Knows torch; knows nothing of kernels of ours.
 """
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ class BenchContext:
         """Bytes per second that a copy reads and writes together."""
         source = torch.zeros(self.sizes.copy_bytes, dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
-        return 2 * source.nbytes / self.timer.kernels([lambda: target.copy_(source)])
+        return 2.0 * int(source.nbytes) / self.timer.kernels([lambda: target.copy_(source)])
 
     @cached_property
     def matrix_rate(self) -> float:
@@ -46,7 +46,7 @@ class BenchContext:
         rows, features = sizes.many_rows, sizes.features
         x = self.integers(-128, 128, rows, features)
         weights = [self.integers(-128, 128, features, features) for _ in range(sizes.copies)]
-        seconds = self.timer.kernels([lambda w=w: torch._int_mm(x, w.t()) for w in weights])
+        seconds = self.timer.kernels([partial(torch._int_mm, x, w.t()) for w in weights])
         return product_operations(num_rows=rows, out_features=features, in_features=features) / seconds
 
     def noise(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

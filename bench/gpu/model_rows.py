@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import cast
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from services.domain.kv_layout import KvFormat, KvLayout
 from worker.engine.batch import Batch
 from worker.executors.base import StepLimits
 from worker.executors.triton_executor import TritonExecutor, stream_on
+from worker.executors.weights.loader import WeightSource
 from worker.models.registry import BuiltModel, build_model
 
 _PAGE_SIZE = 16
@@ -84,9 +86,10 @@ def make_executor(
     is_int4: bool,
 ) -> TritonExecutor:
     """Return an executor of random weights whose memory is not allocated yet."""
+    group = context.sizes.group if is_int4 else None
     return TritonExecutor(
         model,
-        RandomWeights(model.plan.parameters, group=context.sizes.group if is_int4 else None),
+        cast(WeightSource, RandomWeights(model.plan.parameters, group=group)),
         name="random",
         revision="random",
         page_size=limits.page_size,

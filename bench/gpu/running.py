@@ -137,7 +137,7 @@ def run_all(
     runner.part("rates", 5, lambda: _rates(context, run))
     for kv_format in (KvFormat.BF16, KvFormat.INT8):
         name = f"decode attention {kv_format}"
-        runner.part(name, 8, lambda f=kv_format: [decode_row(context, f)], rests_on=[name])
+        runner.part(name, 8, lambda f=kv_format: [decode_row(context, f)], rests_on=[name])  # type: ignore[misc]
     runner.part("prefill attention", 8, lambda: [prefill_row(context)], rests_on=["ragged attention bf16"])
     runner.part("w4a16", 12, lambda: w4a16_rows(context), rests_on=["w4a16"])
     runner.part("w8a8", 8, lambda: [w8a8_row(context)], rests_on=["w8a8"])

@@ -152,7 +152,10 @@ class Client:
 
     async def status(self) -> pb.GetStatusResponse:
         """Return what the worker says of itself."""
-        return await self._stub.GetStatus(pb.GetStatusRequest(), timeout=self._served.limit_s)
+        answer: pb.GetStatusResponse = await self._stub.GetStatus(
+            pb.GetStatusRequest(), timeout=self._served.limit_s
+        )
+        return answer
 
     async def wait_idle(self) -> None:
         """Wait until the worker holds no page and runs nothing."""
@@ -213,7 +216,7 @@ async def connect_and_exercise(port: int, served: Served, is_alive: Callable[[],
     """Wait until the worker serves, then exercise it."""
     target = f"127.0.0.1:{port}"
     async with create_channel(target) as channel:
-        stub = WorkerServiceStub(channel)
+        stub = WorkerServiceStub(channel)  # type: ignore[no-untyped-call]
         epoch = await _wait_serving(stub, served, is_alive)
         link = WorkerLink(
             create_channel(target),

@@ -77,7 +77,7 @@ class EventTimer:
             end.record()
             pairs.append((start, end))
         torch.cuda.synchronize()
-        return statistics.median(start.elapsed_time(end) for start, end in pairs) / 1000
+        return statistics.median(float(start.elapsed_time(end)) for start, end in pairs) / 1000
 
 
 class OnceTimer:

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import grpc
@@ -58,7 +58,7 @@ class Doors:
         feeds = [rig.rig.parts.admin.feed.directory for rig in (self.here, self.there)]
         await self.there.rig.until(lambda: feeds[1].version == feeds[0].version)
 
-    async def ask(self, secret: str, **fields: object) -> ServeError | None:
+    async def ask(self, secret: str, **fields: Any) -> ServeError | None:
         """Call the other gateway once; return how it refused."""
         try:
             await generate(self.there.rig, metadata=_bearer(secret), **fields)
@@ -141,7 +141,8 @@ async def budget_end(is_on: bool) -> Outcome:
 
         async def read() -> types_pb2.FinishReason:
             (end,) = [one.finished async for one in stream if one.WhichOneof("event") == "finished"]
-            return end.reason
+            reason: types_pb2.FinishReason = end.reason
+            return reason
 
         reading = asyncio.create_task(read())
         await two.there.rig.until(lambda: any(one.first_token_at is not None for one in table.all()))

@@ -13,6 +13,7 @@ import grpc
 from bench.tenants.check import Outcome
 from scheduler.core.breaker import BreakerRules, State
 from scheduler.core.rules import Rules
+from services.chassis.certificate import Files
 from services.chassis.errors import ErrorInterceptor
 from services.chassis.grpc import add_health_and_reflection, bind, create_channel, create_server
 from services.chassis.tls import OPERATOR, Tls, peers_only
@@ -67,7 +68,7 @@ async def strangers(is_on: bool) -> Outcome:
         await server.start()
         health.set_serving()
 
-        async def gets_in(shown: object) -> bool:
+        async def gets_in(shown: Files | None) -> bool:
             if not is_on:
                 return await outcome(create_channel(address)) is grpc.StatusCode.OK
             channel = channel_to(address, "scheduler", shown, ca=folder / "ca.pem")
