@@ -59,13 +59,15 @@ class Version:
         if asked.key_id:
             limits[f"key/{asked.tenant}/{asked.key_id}"] = self.keys[asked.key_id].limits
         thresholds = (one.long_from_tokens for one in line if one.long_from_tokens is not None)
+        # The nearest parent's alias holds; a request counts for the model that its name means as well.
+        meant = next((one.aliases[asked.model] for one in line if asked.model in one.aliases), asked.model)
         is_long = asked.prompt_tokens >= next(thresholds, math.inf)
         for one in line:
             of_class = one.long_class if is_long else one.short_class
             if of_class != Limits():
                 limits[f"class/{one.id}/{'long' if is_long else 'short'}"] = of_class
-            if asked.model in one.model_limits:
-                limits[f"model/{one.id}/{asked.model}"] = one.model_limits[asked.model]
+            for name in {asked.model, meant} & one.model_limits.keys():
+                limits[f"model/{one.id}/{name}"] = one.model_limits[name]
         return {name: Bounds.of(one) for name, one in limits.items()}
 
     def beyond_caps(self, asked: Asked) -> list[str]:

@@ -76,7 +76,7 @@ class Tenant:
     long_class: Limits = field(default_factory=Limits)
     """Of its long requests together, beside `limits`."""
     model_limits: Mapping[str, Limits] = field(default_factory=dict)
-    """Of its requests to one model, by the name it calls the model, beside `limits`."""
+    """Beside `limits`, of its requests to one model: by whatever name, or by that alias alone."""
     default_max_output_tokens: int = 1024
     """Output limit of a call that gives none."""
     max_output_tokens: int | None = None

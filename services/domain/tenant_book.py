@@ -111,7 +111,8 @@ class TenantBook:
 
         Args:
             request_class: None leaves out the scopes of classes.
-            model: The name it called the model by.
+            model: The name it called the model by. Where that is an alias, limits of the model that it means
+                hold as well: another name is no way around them.
             key_id: Empty without a key.
         """
         line = self.lineage(tenant)
@@ -120,8 +121,11 @@ class TenantBook:
         if key_id:
             scopes.append(Scope(kind=ScopeKind.KEY, id=f"{tenant}/{key_id}", limits=key_limits))
         if request_class is not None:
-            scopes += [one for tenant in line for one in _of_class(tenant, request_class)]
-        scopes += [one for tenant in line for one in _of_model(tenant, model)]
+            scopes += [one for each in line for one in _of_class(each, request_class)]
+        served = self.effective(tenant)
+        assert served is not None
+        names = dict.fromkeys((model, served.aliases.get(model, model)))
+        scopes += [one for each in line for name in names for one in _of_model(each, name)]
         return Account(
             tenant=tenant,
             organisation=line[-1].id,

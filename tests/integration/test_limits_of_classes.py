@@ -87,6 +87,19 @@ async def test_models_that_it_may_not_call_are_not_named(
     assert names == ["class/owner/short", "class/owner/long", "model/owner/mine", "model/owner/tiny"]
 
 
+async def test_another_name_is_no_way_around_a_models_limits(
+    http: HttpRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = http.rig.parts.admin.feed.directory
+    few = Limits(tokens_per_minute=Rate(per_minute=1))
+    limited = replace(ACME, limits=Limits(), aliases={"mine": "tiny"}, model_limits={"tiny": few})
+    monkeypatch.setattr(directory, "book", directory.book.replaced({ACME.id: limited}))
+    for name in ("tiny", "mine"):
+        answer = await http.post(model=name, prompt="hello", max_tokens=1)
+        assert answer.status_code == 429, name
+        assert answer.json()["error"]["message"].startswith("model/acme/tiny: "), name
+
+
 async def test_without_such_limits_nothing_is_said_of_them(
     http: HttpRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

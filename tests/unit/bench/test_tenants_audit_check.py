@@ -1,6 +1,7 @@
 """The audit's checker finds a violation of every kind of limit planted in a log made by hand."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -160,6 +161,16 @@ def test_a_request_that_is_not_charged_at_one_of_its_scopes_is_found(missing: st
         at_ms=AT, id="r", admitted=True, tenant=whole.tenant, key_id="k", model="chat", bounds=bounds
     )
     assert kinds(a_tenant(missing, {"daily": 10**6}), partial) == ["other_limits"]
+
+
+def test_a_call_by_an_alias_that_is_not_charged_to_the_model_is_found() -> None:
+    scope, limits = "model/team/chat", {"daily": 10**6}
+    edit = a_tenant(scope, limits)
+    tenants = {name: replace(one, aliases={"mine": "chat"}) for name, one in edit.tenants.items()}
+    charged = replace(asked(scope, limits), model="mine")
+    evading = replace(charged, bounds={name: one for name, one in charged.bounds.items() if name != scope})
+    assert kinds(replace(edit, tenants=tenants), charged) == []
+    assert kinds(replace(edit, tenants=tenants), evading) == ["other_limits"]
 
 
 def test_a_refusal_that_no_limit_explains_is_found() -> None:

@@ -45,6 +45,24 @@ def test_an_account_lists_every_scope_of_the_whole_line() -> None:
     ]
 
 
+def test_a_models_limits_hold_by_whatever_name_it_is_called() -> None:
+    one, two = (Limits(max_concurrency=n) for n in (1, 2))
+    book = TenantBook(
+        [
+            a_tenant("acme", aliases={"mine": "other"}, model_limits={"big": two}),
+            a_tenant("team", "acme", aliases={"mine": "big"}, model_limits={"big": one, "mine": two}),
+        ]
+    )
+
+    def charged(model: str) -> list[str]:
+        account = book.account(TEAM, request_class=None, model=model)
+        return [scope.id for scope in account.scopes if scope.kind is ScopeKind.MODEL]
+
+    assert charged("mine") == ["team/mine", "team/big", "acme/big"]
+    assert charged("big") == ["team/big", "acme/big"], "each once, and not what holds for the alias alone"
+    assert charged("other") == charged("") == []
+
+
 def test_scopes_without_limits_are_left_out_but_for_who_pays() -> None:
     account = TenantBook([a_tenant("acme")]).account(ACME, request_class=RequestClass.SHORT, model="small")
     assert [scope.kind for scope in account.scopes] == [ScopeKind.TENANT]
