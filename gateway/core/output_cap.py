@@ -3,8 +3,10 @@
 Takes the text of one choice token by token, so the result does not depend on how tokens
 were grouped. From `num_tokens` on it looks for the end of a sentence; what may be half a word is held, so
 that an answer that finds no such end by its limit stops after a whole word. Where no space parts words it
-stops at a pause, and where none comes either not inside a letter with its vowels and marks: which of them are
-a word in Thai, Lao, Khmer or Burmese takes a dictionary, which this is not. Knows tokens by number only.
+stops at a pause, and where none comes either where a word of Chinese or Japanese most likely ends: after a
+particle, or where Latin letters begin or end. Where all of that fails it does not stop inside a letter with
+its vowels and marks; which letters are a word then takes a dictionary, which this is not. Knows tokens by
+number only.
 """
 
 import re
@@ -26,9 +28,24 @@ _AFTER_CONSONANT = "\u0e30\u0e32\u0e33\u0e45\u0e46\u0eb0\u0eb2\u0eb3\u0ec6"
 _STACKERS = "\u17d2\u1039"
 """Marks of Khmer and Burmese that put the next consonant below."""
 _NO_END = re.compile(
-    r"(?:^|[\s(])(?:[^\W\d_]|\d+|[Dd]r|Mrs?|Ms|Prof|St|No|vs|etc|e\.g|i\.e|cf|approx)\.$", re.MULTILINE
+    r"(?:^|[\s(])(?:(?:[^\W\d_]{1,2}\.)*[^\W\d_]|\d+|[Dd]r|Mrs?|Ms|Prof|St|No|vs|etc|cf|approx)\.$",
+    re.MULTILINE,
 )
-"""A full stop after an initial, a list's number or a common abbreviation ends no sentence."""
+"""A full stop after initials (J., U.S., Ph.D.), a list's number or a common abbreviation ends no sentence."""
+_IDEOGRAPH = "\u3005\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_KATAKANA = "\u30a1-\u30fa"
+_KANA = f"\u3041-\u3096{_KATAKANA}"
+_WORD_END = re.compile(
+    # Japanese: a particle or an ending of verbs, and what begins a word; not 女の子.
+    rf"(?<=[はがをにへとでもやのるた])(?!子)(?=[{_IDEOGRAPH}{_KATAKANA}])"
+    # Chinese: particles; not 的确, 的士, 目的地, 标的物, 了解, 了不起, 吗啡 and their like.
+    r"|(?<=的)(?<!目的)(?<!标的)(?![确確士])(?=.)"
+    r"|(?<=了)(?![解不结結如却卻然得])(?=.)"
+    r"|(?<=[吗嗎呢嘛])(?!啡)"
+    # One Latin letter is part of a word: T恤, X光.
+    rf"|(?<=[A-Za-z]{{2}})(?=[{_IDEOGRAPH}{_KANA}])|(?<=[{_IDEOGRAPH}{_KANA}])(?=[A-Za-z]{{2}})"
+)
+"""What is a word's end, most likely, in text without spaces."""
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 
 
@@ -77,15 +94,13 @@ class OutputCap:
         """End the text and return what may still be shown.
 
         Args:
-            is_cut: The limit ended it: what is held is half a word and goes, but for what belongs to the
-                letter that was shown last; a code block is closed.
+            is_cut: The limit ended it: what is held goes from its last whole word on, a code block is closed.
         """
         held, self._held = self._held, ""
         if not is_cut or self._closes_block():
             return held
         if not self._fence:
-            before = self._line[-len(held) - 1 : -len(held)] if held else ""
-            return held[: _rest_of_letter(before, held)]
+            return held[: _whole_words(self._line[: -len(held)][-2:], held)] if held else ""
         return f"{self._fence}\n" if held == self._line else f"\n{self._fence}\n"
 
     def _ends_before(self, char: str) -> bool:
@@ -128,6 +143,17 @@ class OutputCap:
         elif not self._fence and (found := _FENCE.match(self._line)) is not None:
             self._fence = found[1]
         self._line = ""
+
+
+def _whole_words(before: str, held: str) -> int:
+    """Return how many of the first characters held end with a word, after the two `before` them.
+
+    Where a space or a pause parts both, everything up to it was shown, and nothing more is.
+    """
+    if held[0].isspace() or before.endswith(tuple(_WIDE_PAUSES)):
+        return 0
+    ends = [found.start() - len(before) for found in _WORD_END.finditer(before + held)]
+    return ends[-1] if ends and ends[-1] >= 0 else _rest_of_letter(before[-1:], held)
 
 
 def _rest_of_letter(before: str, held: str) -> int:

@@ -44,6 +44,8 @@ def test_it_ends_with_the_sentence_that_reaches_the_cap() -> None:
         ("It costs 3.14 euros today. More follows.", "It costs 3.14 euros today."),
         ("Ask Dr. Who about it. More follows.", "Ask Dr. Who about it."),
         ("Take e.g. J. S. Bach here. More follows.", "Take e.g. J. S. Bach here."),
+        ("The U.S. is big. More follows.", "The U.S. is big."),
+        ("See Ph.D. theses (e.g. mine) first. More follows.", "See Ph.D. theses (e.g. mine) first."),
         ("1. First thing to do\n2. Second", "1. First thing to do"),
         ('She said "stop." Then she went.', 'She said "stop."'),
         ("Really?! Yes. No.", "Really?!"),
@@ -74,6 +76,43 @@ def test_without_a_sentence_end_in_time_it_ends_after_a_whole_word() -> None:
 
 def test_text_without_spaces_is_cut_at_a_pause() -> None:
     assert capped(list("天气很好，我们去公园玩了很久很久"), 2, limit=12) == "天气很好，"
+
+
+@pytest.mark.parametrize(
+    ("shown", "rest"),
+    [
+        ("我们团队长期研究人工智能的", "发展方向"),
+        ("他们去年访问了", "北京人工智能学院"),
+        ("你们是不是喜欢北京吗", "大家"),
+        ("我们公司使用GPU", "训练模型"),
+        ("私たちは東京で人工知能を", "研究所"),
+        ("最近のニュース記事と", "論文"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_where_no_pause_comes_it_ends_after_a_particle_or_where_the_script_changes(
+    shown: str, rest: str, size: int
+) -> None:
+    """Wherever the cap falls."""
+    text = shown + rest
+    tokens = [text[at : at + size] for at in range(0, len(text), size)]
+    for first in range(1, len(shown) // size + 1):
+        assert capped([*tokens, "。"], first, limit=len(tokens)) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "他们去年试图了解北京人工智能学院",
+        "已经达到目的地",
+        "我们公司销售T恤衫和裤子",
+        "知人女の子可愛",
+        "正在研究人工智能",
+    ],
+)
+def test_where_no_end_of_a_word_is_known_it_ends_at_the_cap(text: str) -> None:
+    """What is written like a particle or alone among other letters may be a part of a word."""
+    assert capped([*text, "。"], 3, limit=len(text)) == text[:2]
 
 
 @pytest.mark.parametrize(
@@ -142,4 +181,6 @@ def test_nothing_is_shown_that_the_model_did_not_say_and_no_word_is_halved(seed:
     before = "".join(pieces[: first - 1])
     assert len(shown) >= len(before), "what was made before the cap is all there"
     if len(shown) > len(before) and not shown.endswith(("，", "。")):
-        assert text[len(shown) : len(shown) + 1].isspace() or shown[-1] in ".\n" or not text[len(shown) :]
+        following = text[len(shown) : len(shown) + 1]
+        changes_script = (shown[-1] == "字") != (following == "字")
+        assert not following or following.isspace() or shown[-1] in ".\n" or changes_script
