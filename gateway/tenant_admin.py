@@ -22,6 +22,7 @@ from services.domain.tenant import Tenant
 from services.domain.tenant_book import TenantBook
 from services.domain.tenant_document import (
     FIELDS,
+    check_currency,
     tenant_from_document,
     tenant_to_document,
     tenants_from_documents,
@@ -231,6 +232,7 @@ class TenantAdmin:
         for name, after in tenants.items():
             if after is not None:
                 bands.check("band", after.band)
+                check_currency(f"{name}.prices.currency", self._directory.book.get(name), after)
             children = [one.id for one in self._directory.book.children(name) if one.id not in tenants]
             if after is None and children:
                 raise InvalidField("id", f"must be of a tenant without children, {name} has {children[0]}")

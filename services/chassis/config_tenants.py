@@ -18,7 +18,7 @@ from services.domain.errors import InvalidField
 from services.domain.ids import TenantId
 from services.domain.tenant import Tenant
 from services.domain.tenant_book import TenantBook
-from services.domain.tenant_document import tenants_from_documents
+from services.domain.tenant_document import check_currency, tenants_from_documents
 
 LEAST_KEY_CHARS = 8
 _HMAC = re.compile(r"[0-9a-f]{64}")
@@ -62,6 +62,7 @@ def load_tenants(
         tenants = tenants_from_documents(documents)
         bands = _bands_of(path, content)
         for tenant, document in zip(tenants, documents, strict=True):
+            check_currency(f"tenants[{tenant.id}].prices.currency", None, tenant)
             if "band" in document:  # Who names none is served in the last one where there is no `standard`.
                 bands.check(f"tenants[{tenant.id}].band", tenant.band)
         TenantBook(tenants, bands)

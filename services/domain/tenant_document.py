@@ -64,14 +64,6 @@ def _band(where: str, value: object) -> str:
     return str(a_name(where, value)).lower()
 
 
-def _currency(where: str, value: object) -> str:
-    """Read an ISO 4217 code, or none."""
-    if isinstance(value, str) and (not value or value in CURRENCIES):
-        return value
-    nearest = nearest_name(value.strip().upper(), CURRENCIES) if isinstance(value, str) else None
-    raise refused(where, "an ISO 4217 code of three capital letters", value, nearest)
-
-
 _TOKENS = a_whole(1, MAX_TOKENS)
 _BUDGET = a_table(
     Budget, {"tokens": _TOKENS, "hard": false_or_true, "warn_at": a_number(0.0, 1.0)}, required=("tokens",)
@@ -86,7 +78,8 @@ _LIMITS: dict[str, Reader] = {
     "monthly": _budget,
     "utc_offset_minutes": a_whole(-14 * 60, 14 * 60),
 }
-_PRICES: dict[str, Reader] = {"currency": _currency} | {
+# Of tenants that were stored before, any: it is only shown, and they are served. See `check_currency`.
+_PRICES: dict[str, Reader] = {"currency": a_text(8)} | {
     one.name: a_number(0.0, MAX_PRICE) for one in dataclasses.fields(Prices) if one.name != "currency"
 }
 read_limits: Reader = a_table(Limits, _LIMITS)
@@ -187,6 +180,23 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _plain(one) for name, one in value.items()}
     return list(value) if isinstance(value, tuple) else value
+
+
+def check_currency(where: str, before: Tenant | None, after: Tenant) -> None:
+    """Refuse a currency that an edit brings and ISO 4217 does not have; what was taken before may stay.
+
+    Args:
+        where: Its field.
+        before: The tenant without the edit; None: it is new.
+
+    Raises:
+        InvalidField: As the module says.
+    """
+    given = "" if after.prices is None else after.prices.currency
+    known = "" if before is None or before.prices is None else before.prices.currency
+    if given not in ("", known) and given not in CURRENCIES:
+        nearest = nearest_name(given.strip().upper(), CURRENCIES)
+        raise refused(where, "an ISO 4217 code of three capital letters", given, nearest)
 
 
 def _check_between_fields(tenant: Tenant) -> None:

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from services.domain.document_values import nearest_name
 from services.domain.errors import InvalidField
 from services.domain.generation import Usage
+from services.domain.ids import TenantId
 from services.domain.limits import Budget, Rate
 from services.domain.tenant import NANO, Prices, Tenant
 from services.domain.tenant_document import (
     FIELDS,
     NOT_YET,
+    check_currency,
     tenant_from_document,
     tenant_to_document,
     tenants_from_documents,
@@ -72,10 +74,6 @@ def test_short_and_long_spellings_mean_the_same() -> None:
         ),
         ({"long_class": {"daily": {"tokens": 0}}}, "long_class.daily.tokens", "from 1", "1"),
         ({"prices": {"output_per_million": -0.5}}, "prices.output_per_million", "from 0", "0.0"),
-        ({"prices": {"currency": "eur"}}, "prices.currency", "ISO 4217", "EUR"),
-        ({"prices": {"currency": "euros"}}, "prices.currency", "ISO 4217", "EUR"),
-        ({"prices": {"currency": "EURO"}}, "prices.currency", "ISO 4217", "EUR"),
-        ({"prices": {"currency": "€"}}, "prices.currency", "ISO 4217", None),
         ({"max_concurency": 5}, "max_concurency", "did you mean", "max_concurrency"),
     ],
 )
@@ -87,6 +85,26 @@ def test_a_bad_value_is_refused_with_field_rule_and_nearest_valid_value(
     assert caught.value.detail.field == where
     assert caught.value.message.startswith(f"{where}: ")
     assert caught.value.detail.metadata.get("nearest") == nearest
+
+
+def with_currency(currency: str) -> Tenant:
+    return tenant_from_document({"id": "a", "prices": {"currency": currency}})
+
+
+@pytest.mark.parametrize(
+    ("given", "nearest"), [("eur", "EUR"), ("euros", "EUR"), ("EURO", "EUR"), ("€", None)]
+)
+def test_a_currency_that_iso_4217_does_not_have_is_refused_of_an_edit_alone(
+    given: str, nearest: str | None
+) -> None:
+    for before in (None, Tenant(id=TenantId("a")), with_currency("EUR"), with_currency("XYZ")):
+        with pytest.raises(InvalidField, match="ISO 4217") as caught:
+            check_currency("prices.currency", before, with_currency(given))
+        assert caught.value.detail.field == "prices.currency"
+        assert caught.value.detail.metadata.get("nearest") == nearest
+        check_currency("prices.currency", before, with_currency("USD"))
+        check_currency("prices.currency", before, Tenant(id=TenantId("a")))
+    check_currency("prices.currency", with_currency(given), with_currency(given))
 
 
 @given(

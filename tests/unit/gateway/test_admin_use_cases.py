@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from gateway.core.directory import Kind, TenantDirectory
+from gateway.core.directory import Change, Kind, TenantDirectory
 from gateway.core.keys import ApiKey
 from gateway.key_admin import KeyAdmin
 from gateway.tenant_admin import TenantAdmin
@@ -19,7 +19,7 @@ from services.domain.errors import (
     UnknownTenant,
 )
 from services.domain.ids import TenantId
-from services.domain.tenant import Tenant
+from services.domain.tenant import Prices, Tenant
 from tests.fakes.tenants_memory import MemoryTenantLog
 
 FILE, A, B = (TenantId(name) for name in ("file", "a", "b"))
@@ -98,6 +98,34 @@ async def test_what_is_refused_changes_nothing(one: Gateway, log: MemoryTenantLo
     with pytest.raises(UnknownTenant, match="nearest known: file"):
         await one.admin.delete(TenantId("fil"), etag="", who=WHO)
     assert await log.load() == before
+
+
+async def test_a_stored_tenant_with_a_currency_of_before_is_served_and_edited(
+    one: Gateway, log: MemoryTenantLog
+) -> None:
+    prices = {"currency": "euros", "output_per_million": 2.0}
+    stored = {"id": "a", "prices": prices}
+    change = Change(kind=Kind.TENANT, id="a", tenant=A, before=None, after=stored)
+    await log.commit([change], who=WHO, store="", version=0, mark="")
+    await one.feed.refresh()
+    assert one.directory.problems == []
+    served = one.directory.book.effective(A)
+    assert served is not None
+    assert served.prices == Prices(currency="euros", output_per_million=2.0)
+    edited = await one.admin.update({"id": "a", "weight": 3}, ["weight"], etag="", who=WHO)
+    assert (edited.tenant.weight, edited.tenant.prices) == (3.0, served.prices)
+    for currency in ("dollars", "EURO"):
+        document = {"id": "a", "prices": {**prices, "currency": currency}}
+        with pytest.raises(InvalidField, match=r"a\.prices\.currency: must be an ISO 4217 code"):
+            await one.admin.update(document, ["prices"], etag="", who=WHO)
+        with pytest.raises(InvalidField, match=r"b\.prices\.currency: must be an ISO 4217 code"):
+            await one.admin.create({**document, "id": "b"}, who=WHO)
+    applied = await one.admin.apply([stored], delete_missing=False, etag="", who=WHO)
+    assert [entry.after for entry in applied.changes] == [stored], "back as it was; the weight goes"
+    fixed = {"id": "a", "prices": {**prices, "currency": "EUR"}}
+    await one.admin.update(fixed, ["prices"], etag="", who=WHO)
+    with pytest.raises(InvalidField, match="ISO 4217"):
+        await one.admin.update(stored, ["prices"], etag="", who=WHO)
 
 
 async def test_a_dry_run_checks_and_changes_nothing(one: Gateway, log: MemoryTenantLog) -> None:

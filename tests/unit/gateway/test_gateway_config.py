@@ -67,6 +67,10 @@ def test_flags_file_and_tenants_are_read(tmp_path: Path) -> None:
             'id = "a"\nkey = "long-secret"\nband = "btach"',
             r"tenants\[a\].band: must be one of interactive, standard, batch.*btach.*nearest valid: batch",
         ),
+        (
+            'id = "a"\nkey = "long-secret"\nprices = {currency = "eur"}',
+            r"tenants\[a\].prices.currency: must be an ISO 4217 code.*nearest valid: EUR",
+        ),
     ],
 )
 def test_a_bad_tenant_is_refused_without_showing_its_key(tmp_path: Path, broken: str, rule: str) -> None:
