@@ -1,10 +1,10 @@
 """What a gateway does while the quota store does not answer: each tenant's declared policy.
 
-Wraps a store and keeps count of what it admitted without it, until the store knows. Knows nothing of limits:
-while the store answers, its word is final.
+Wraps a store and keeps count of what it admitted without it, until the store knows of that and has room for
+more. Knows nothing of limits: while the store answers, its word is final.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.core.limit_status import LimitStatus
@@ -26,21 +26,25 @@ from services.domain.usage import UsageRecord
 
 @dataclass(slots=True)
 class _Grant:
-    """One request that was admitted without the store, which does not know of it yet."""
+    """One request that was admitted without the store."""
 
     tenant: TenantId
     num_choices: int
     tokens: int
     """Worst case while it runs, then as used."""
+    is_known: bool = False
+    """Whether the store charges it by now, like any other request."""
 
 
 class OutagePolicy:
     """A QuotaStore that refuses, or admits within a tenant's allowance, while the one behind it is down.
 
-    What was admitted here and is not known there never exceeds the allowance, so over all gateways a tenant
-    passes its limits by at most `gateways * allowance`, however long an outage is and however often it comes.
-    A renewal or settlement that comes through tells the store, which then charges it like any other request;
-    what the allowance held for it is free again.
+    A renewal or settlement that comes through tells the store of what was admitted here, and it charges that.
+    This alone frees nothing: a store too slow for reservations may still hear of all of them, and no limit
+    would ever be asked. The allowance is free again once the store admits another request of the tenant with
+    all that counted: then the tenant is within its limits. So never more than the allowance passes them, over
+    all gateways `gateways * allowance`, however long an outage is and however often it comes. Only a limit of
+    one key, class or model that the admitted request has no part in may be passed by that again.
     """
 
     def __init__(self, store: QuotaStore) -> None:
@@ -49,23 +53,32 @@ class OutagePolicy:
 
     @property
     def num_granted(self) -> int:
-        """Requests that were admitted here and are not known to the store."""
+        """Requests that were admitted here and use up allowances."""
         return len(self._grants)
 
     async def reserve(self, reservation: Reservation) -> LimitStatus:
+        tenant = reservation.account.tenant
+        # What the store is told while it decides is not in its answer.
+        known = [name for name, grant in self._grants.items() if grant.is_known and grant.tenant == tenant]
         try:
-            return await self._store.reserve(reservation)
+            status = await self._store.reserve(reservation)
         except DependencyDown:
             if reservation.account.allowance is None:
                 raise
             self._grant(reservation)
             return LimitStatus()
+        for name in known:
+            self._grants.pop(name, None)
+        return status
 
     def ended(self, settlement: Settlement) -> None:
         """A request has ended, whatever the store knows: only what it used counts from now on."""
         grant = self._grants.get(settlement.id)
-        if grant is not None:
-            grant.num_choices, grant.tokens = 0, settlement.num_tokens
+        if grant is None:
+            return
+        grant.num_choices, grant.tokens = 0, settlement.num_tokens
+        if not settlement.num_tokens:
+            del self._grants[settlement.id]  # So the allowance bounds how many are kept.
 
     def lost(self, settlement: Settlement) -> None:
         """The store will never hear of it."""
@@ -73,18 +86,15 @@ class OutagePolicy:
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         await self._store.settle(settlements)
-        for one in settlements:
-            self._grants.pop(one.id, None)
+        self._settled(settlements)
 
     async def settle_batch(self, batch: Batch) -> None:
         await self._store.settle_batch(batch)
-        for one in batch.settlements:
-            self._grants.pop(one.id, None)
+        self._settled(batch.settlements)
 
     async def renew(self, running: Sequence[Running]) -> Mapping[ScopeKey, Spent]:
         spent = await self._store.renew(running)
-        for one in running:
-            self._grants.pop(one.reservation.id, None)
+        self._knows(one.reservation.id for one in running)
         return spent
 
     async def ending(self, organisation: TenantId, tenant: TenantId, request_id: RequestId) -> bytes | None:
@@ -95,6 +105,17 @@ class OutagePolicy:
 
     async def use(self, account: Account) -> list[ScopeUse]:
         return await self._store.use(account)
+
+    def _settled(self, settlements: Sequence[Settlement]) -> None:
+        for one in settlements:
+            self.ended(one)
+        self._knows(one.id for one in settlements)
+
+    def _knows(self, ids: Iterable[RequestId]) -> None:
+        for request_id in ids:
+            grant = self._grants.get(request_id)
+            if grant is not None:
+                grant.is_known = True
 
     def _grant(self, reservation: Reservation) -> None:
         """Admit within the allowance.

@@ -81,9 +81,10 @@ class Scope:
 class Allowance:
     """What each gateway may admit of one tenant while the quota store does not answer.
 
-    Both count only what the store does not know yet: as soon as it has a settlement, that part may be given
-    again. So however long an outage lasts and however often it comes, a tenant's limits are exceeded by at
-    most `gateways * allowance`, a parent's by the sum of that over its tenants. Worked number: 3 gateways and
+    Both count what was admitted without the store until it, which was told of that, admits another request of
+    the tenant: only then is the tenant within its limits with all of it, and the allowance free again. So
+    however long an outage lasts and however often it comes, a tenant's limits are exceeded by at most
+    `gateways * allowance`, a parent's by the sum of that over its tenants. Worked number: 3 gateways and
     10,000 tokens let at most 30,000 tokens pass beyond a budget.
     """
 

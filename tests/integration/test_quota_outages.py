@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 from pathlib import Path
 
 import pytest
@@ -71,9 +72,11 @@ async def test_without_the_store_a_tenant_gets_its_allowance_and_no_more(
     await store.settle([a_settlement(ALLOWS, 0, output=30)])
     await store.settle([a_settlement(ALLOWS, 0, output=30)])
     use = await use_of(store, ALLOWS)
-    assert (store.num_granted, use.day_spent) == (0, 40)
+    assert (store.num_granted, use.day_spent) == (4, 40)
     assert use.num_leases == (3 if trouble == "down" else 4), "an empty store learns of what runs"
-    await store.settle([a_settlement(ALLOWS, name, 0, 0) for name in ("before", 1, 2, 10)])
+    await store.reserve(a_reservation(ALLOWS, "after"))
+    assert store.num_granted == 0, "the store knows of all and has room"
+    await store.settle([a_settlement(ALLOWS, name, 0, 0) for name in ("before", 1, 2, 10, "after")])
     use = await use_of(store, ALLOWS)
     assert (use.num_leases, use.reserved_tokens, use.day_charged) == (0, 0, 40)
     await asyncio.gather(redis.close(), admin.close())
@@ -81,22 +84,38 @@ async def test_without_the_store_a_tenant_gets_its_allowance_and_no_more(
 
 
 @pytest.mark.failure("B152")
-async def test_a_store_too_slow_for_reservations_still_hears_of_what_runs(valkey_url: str) -> None:
+async def test_a_store_too_slow_for_reservations_gives_no_allowance_twice(valkey_url: str) -> None:
     account = an_account(Limits(), allowance=Allowance(max_concurrency=1, tokens=100))
     async with Proxy(int(valkey_url.rsplit(":", 1)[1].split("/")[0])).running() as proxy:
-        url = f"redis://127.0.0.1:{proxy.port}/0"
-        redis, background = connect(url, limit_s=0.05), connect(url, limit_s=20.0)
+        redis = connect(f"redis://127.0.0.1:{proxy.port}/0", limit_s=0.05)
+        background = connect(valkey_url, limit_s=20.0)
         store = OutagePolicy(RedisQuota(redis, background))
-        assert await answers(background)
+        proxy.may_answer.clear()
+        await store.reserve(a_reservation(account, "granted"))
+        await store.renew([a_running(account, "granted")])
         for name in range(3):
-            proxy.may_answer.clear()
-            await store.reserve(a_reservation(account, name))
-            assert store.num_granted == 1
-            proxy.may_answer.set()
-            await store.settle([a_settlement(account, name)])
-            assert store.num_granted == 0
+            with pytest.raises(DependencyDown, match="without it is used up: 2 of 1 sequences"):
+                await store.reserve(a_reservation(account, name))
+            await store.settle([a_settlement(account, name, 0, 0)])
+        await store.settle([a_settlement(account, "granted")])
+        with pytest.raises(DependencyDown, match="without it is used up"):
+            await store.reserve(a_reservation(account, 3))
+        await store.settle([a_settlement(account, 3, 0, 0)])
+        proxy.may_answer.set()
+        names = itertools.count(4)
+
+        async def admits() -> bool:
+            name = next(names)
+            with contextlib.suppress(DependencyDown):
+                await store.reserve(a_reservation(account, name))
+                return True
+            await store.settle([a_settlement(account, name, 0, 0)])
+            return False
+
+        await eventually(admits)
+        assert store.num_granted == 0
         use = await use_of(RedisQuota(background), account)
-        assert (use.num_leases, use.day_spent) == (0, 120), "each counts once, however late it was reserved"
+        assert (use.num_leases, use.day_spent) == (1, 40), "each counts once, however late it was reserved"
         await asyncio.gather(redis.close(), background.close())
 
 
