@@ -23,6 +23,8 @@ from services.chassis.tls import Tls
 from services.domain.errors import DependencyDown, NotRun
 
 CALL_LIMIT_S = 0.05
+MAX_TOLD = 48
+"""Characters of an error reply that are logged."""
 
 _log = structlog.get_logger()
 
@@ -143,6 +145,7 @@ class RedisStore:
         self._limit_s = limit_s
         self._breaker = breaker or Breaker()
         self._pipe: RedisPipe | None = None
+        self._told = ""
 
     @property
     def is_up(self) -> bool:
@@ -158,8 +161,8 @@ class RedisStore:
         """Run one command.
 
         Raises:
-            DependencyDown: Redis did not answer in time, or the breaker is open; NotRun where it surely did
-                nothing.
+            DependencyDown: Redis did not answer in time or refused, or the breaker is open; NotRun where it
+                surely did nothing.
         """
         return (await self.pipeline([command], limit_s=limit_s))[0]
 
@@ -184,10 +187,11 @@ class RedisStore:
     async def pipeline(
         self, commands: Sequence[Sequence[Value]], *, limit_s: float | None = None
     ) -> list[Any]:
-        """Run `commands` in one round trip, not as a transaction; an error reply is raised.
+        """Run `commands` in one round trip, not as a transaction.
 
         Raises:
             DependencyDown: As `execute`. Some of the commands may have run.
+            NoScriptError: Redis does not know the script of an EVALSHA.
         """
         if not self._breaker.try_pass(time.monotonic()):
             raise NotRun("redis does not answer; calls are held back for a moment")
@@ -209,8 +213,12 @@ class RedisStore:
         if not self.is_up:
             _log.info("redis_up")
         self._breaker.succeeded()
+        if isinstance(error, redis.exceptions.NoScriptError):
+            raise error
         if error is not None:
-            raise error  # It answered: our command was wrong.
+            # It answers others, so the breaker stays closed; what lives on it must not end by one wrong key.
+            self._tell(error)
+            raise DependencyDown(f"redis refuses a command ({type(error).__name__})") from error
         return replies
 
     async def close(self) -> None:
@@ -222,6 +230,13 @@ class RedisStore:
         if self._pipe is None or self._pipe.is_lost:
             self._pipe = RedisPipe(self._make_connection(), self._limit_s / NUM_SLICES, self._failed)
         return self._pipe
+
+    def _tell(self, refusal: Exception) -> None:
+        """Log a refusal unless the last was the same; only its beginning: arguments may come after that."""
+        beginning = str(refusal)[:MAX_TOLD]
+        if beginning != self._told:
+            _log.error("redis_refuses", error=type(refusal).__name__, reply=beginning)
+        self._told = beginning
 
     def _failed(self, error: BaseException) -> None:
         """Count one failure, however many calls it took along."""
@@ -243,6 +258,10 @@ _TROUBLE = (
     redis.exceptions.ReadOnlyError,
     redis.exceptions.OutOfMemoryError,
     redis.exceptions.ClusterDownError,
+    redis.exceptions.NoPermissionError,
+    redis.exceptions.AskError,
+    redis.exceptions.MovedError,
+    redis.exceptions.TryAgainError,
 )
 _LOOPBACK = (None, "localhost", "127.0.0.1", "::1")
 _UNABLE = ("NOREPLICAS ", "MISCONF ", "BUSY ")
