@@ -112,12 +112,8 @@ end
 local function new_record(n, prompt, output, scopes)
   local record = { n, prompt, output, 0 }
   each_name(scopes, function(name, zone)
-    local counter = counter_of(name)
-    local day, month = periods_now(zone)
-    record[#record + 1] = name
-    -- A zone that moved west does not begin a day twice.
-    record[#record + 1] = enter(counter, DAY, day)
-    record[#record + 1] = enter(counter, MONTH, month)
+    local day, month = enter(counter_of(name), zone)
+    record[#record + 1], record[#record + 2], record[#record + 3] = name, day, month
   end)
   return record
 end
@@ -256,9 +252,7 @@ function operations.renew()
   for scopes in pairs(seen) do
     each_name(scopes, function(name, zone)
       local counter = counter_of(name)
-      local day, month = periods_now(zone)
-      enter(counter, DAY, day)
-      enter(counter, MONTH, month)
+      enter(counter, zone)
       spent[#spent + 1] = { name, counter[DAY + 2], counter[MONTH + 2] }
     end)
   end
@@ -276,9 +270,7 @@ function operations.use()
   each_name(ARGV[2], function(name, zone)
     number = number + 1
     local counter, limits, left = counter_of(name), limits_of(ARGV[number]), {}
-    local day, month = periods_now(zone)
-    enter(counter, DAY, day)
-    enter(counter, MONTH, month)
+    enter(counter, zone)
     for index, bucket in ipairs(BUCKETS) do
       local level = level_of(counter, bucket, limits.capacity[index], limits.per_minute[index])
       left[index] = level ~= math.huge and math.floor(level)

@@ -36,12 +36,6 @@ local function first_day_of(month_number)
   return era * 146097 + yoe * 365 + math.floor(yoe / 4) - math.floor(yoe / 100) + doy - 719468
 end
 
--- A zone's minutes east of Greenwich -> the number of its day and of its month now.
-local function periods_now(zone)
-  local day = math.floor((now + zone * 60000) / DAY_MS)
-  return day, month_of(day)
-end
-
 local function ms_to_end_of(period, number, zone)
   local next_day = period == DAY and number + 1 or first_day_of(number + 1)
   return next_day * DAY_MS - zone * 60000 - now
@@ -51,12 +45,26 @@ local function new_counter()
   return { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 end
 
--- Begin the period if the counter is of an earlier one; return which one it is of.
-local function enter(counter, period, number)
-  if counter[period] < number then
-    counter[period], counter[period + 1], counter[period + 2] = number, 0, 0
+-- Two zones are at most 26 hours apart, so one that moved west is at most two days behind what it was.
+local MAX_AHEAD = 2
+
+local function begin(counter, period, number)
+  counter[period], counter[period + 1], counter[period + 2] = number, 0, 0
+end
+
+-- Begin the day and the month of now in a zone, in minutes east of Greenwich, where the counter is of earlier ones,
+-- or of such as no zone can have been in: the clock had jumped ahead. A zone that moved west does not begin a day
+-- twice. Return which ones the counter is of.
+local function enter(counter, zone)
+  local day = math.floor((now + zone * 60000) / DAY_MS)
+  local month = month_of(day)
+  if counter[DAY] < day or counter[DAY] > day + MAX_AHEAD then
+    begin(counter, DAY, day)
   end
-  return counter[period]
+  if counter[MONTH] < month or (counter[MONTH] > month and counter[MONTH] > month_of(day + MAX_AHEAD)) then
+    begin(counter, MONTH, month)
+  end
+  return counter[DAY], counter[MONTH]
 end
 
 local function refill(counter, bucket)
@@ -85,8 +93,9 @@ local function amounts_of(prompt, output)
   return { prompt + output > 0 and 1 or 0, prompt + output, prompt, output }
 end
 
--- Take `amounts`, less those of `before`, from a scope, in the day and month that the request began in. The
--- difference is taken in one step, or a full bucket would lose what it cannot be given back first.
+-- Take `amounts`, less those of `before`, from a scope, in the day and month that the request began in as far as the
+-- counter is still of them. The difference is taken in one step, or a full bucket would lose what it cannot be given
+-- back first.
 local function charge(counter, day, month, amounts, before)
   for index, bucket in ipairs(BUCKETS) do
     local change = before[index] - amounts[index]
@@ -95,19 +104,19 @@ local function charge(counter, day, month, amounts, before)
     end
   end
   local tokens = amounts[2] - before[2]
-  if enter(counter, DAY, day) == day then
+  if counter[DAY] == day then
     counter[DAY + 1] = math.max(0, counter[DAY + 1] + tokens)
   end
-  if enter(counter, MONTH, month) == month then
+  if counter[MONTH] == month then
     counter[MONTH + 1] = math.max(0, counter[MONTH + 1] + tokens)
   end
 end
 
 local function spend(counter, day, month, tokens)
-  if enter(counter, DAY, day) == day then
+  if counter[DAY] == day then
     counter[DAY + 2] = math.max(0, counter[DAY + 2] + tokens)
   end
-  if enter(counter, MONTH, month) == month then
+  if counter[MONTH] == month then
     counter[MONTH + 2] = math.max(0, counter[MONTH + 2] + tokens)
   end
 end

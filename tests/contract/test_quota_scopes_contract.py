@@ -2,6 +2,7 @@
 
 import datetime
 import math
+import time
 from importlib import resources
 
 import pytest
@@ -9,10 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.stores.quota import QuotaStore, Reservation
-from services.chassis.redis import connect
+from gateway.stores.quota_redis import RedisQuota
+from services.chassis.redis import Script, connect
 from services.domain.errors import ErrorDetail, QuotaExceeded
 from services.domain.limits import Budget, Limits, Rate
 from tests.fakes.quota_counters import end_of, local_time
+from tests.fakes.quota_memory import MemoryQuota
 from tests.fakes.quota_values import (
     a_reservation,
     a_running,
@@ -141,6 +144,43 @@ async def test_another_day_has_its_own_budget_and_a_request_counts_where_it_bega
     assert not await admits(store, a_reservation(today, 5, output=105)), (
         "a day that was left does not begin again"
     )
+
+
+def ahead(store: QuotaStore, days: int) -> QuotaStore:
+    """Return the store, or one on the same counters, whose clock is so many days ahead."""
+    if isinstance(store, MemoryQuota):
+        store._clock = lambda: time.time() + days * 86_400
+        return store
+    assert isinstance(store, RedisQuota)
+    jumped = RedisQuota(store._redis)
+    source = jumped._script.source
+    jumped._script = Script(source.replace("tonumber(time[1])", f"(tonumber(time[1]) + {days * 86_400})"))
+    assert jumped._script.source != source
+    return jumped
+
+
+@pytest.mark.parametrize("days", [5, 40, 3000])
+async def test_a_clock_that_jumps_ahead_spends_no_later_day_or_month(store: QuotaStore, days: int) -> None:
+    account = an_account(Limits(daily=Budget(tokens=150), monthly=Budget(tokens=150)))
+    jumped = ahead(store, days)
+    await jumped.reserve(a_reservation(account, 1))
+    await jumped.reserve(a_reservation(account, 2, output=10))
+    await jumped.settle([a_settlement(account, 1, output=90)])
+    assert not await admits(jumped, a_reservation(account, 3))
+    back = ahead(store, 0)
+    in_month = local_time(time.time(), 0) + datetime.timedelta(days=2)
+    of_month = local_time(time.time() + days * 86_400, 0)
+    if (of_month.year, of_month.month) <= (in_month.year, in_month.month):
+        account = with_limits(account, Limits(daily=Budget(tokens=150)))  # The month is the same.
+    assert await admits(back, a_reservation(account, 4, output=90))
+    await back.settle([a_settlement(account, 2, output=10)])
+    assert (await use_of(back, account)).day_charged == 100, "what began in that day counts in none of now"
+    detail = await refusal_of(back, a_reservation(account, 5))
+    assert detail.retry_after_s is not None
+    assert detail.retry_after_s <= 1.0
+    await back.settle([a_settlement(account, 4, output=90)])
+    use = await use_of(back, account)
+    assert (use.day_charged, use.day_spent, use.num_leases, use.reserved_tokens) == (100, 100, 0, 0)
 
 
 async def test_limits_are_those_of_the_call_and_edits_hold_at_once(store: QuotaStore) -> None:

@@ -17,7 +17,7 @@ class Bucket:
     at: float
 
     def refill(self, now: float) -> float:
-        self.level = min(self.rate.capacity, self.level + (now - self.at) * self.rate.per_minute / 60)
+        self.level = min(self.rate.capacity, self.level + max(0.0, now - self.at) * self.rate.per_minute / 60)
         self.at = now
         return self.level
 
@@ -42,9 +42,10 @@ class Counter:
         bucket.rate, bucket.level = rate, min(bucket.level, rate.capacity)
         return bucket
 
-    def period(self, which: str, number: int) -> Period:
+    def period(self, which: str, number: int, latest: int) -> Period:
+        """Return the one of now, or one up to `latest` if it was of that already."""
         entry = self.periods.get(which)
-        if entry is None or entry.number < number:
+        if entry is None or not number <= entry.number <= latest:
             entry = self.periods[which] = Period(number)
         return entry
 
@@ -70,6 +71,14 @@ def rates_of(limits: Limits) -> list[tuple[str, Rate]]:
 def local_time(now: float, offset_minutes: int) -> datetime.datetime:
     zone = datetime.timezone(datetime.timedelta(minutes=offset_minutes))
     return datetime.datetime.fromtimestamp(now, zone)
+
+
+MAX_APART = datetime.timedelta(days=2)
+"""Longer than any zone is behind another."""
+
+
+def month_of(local: datetime.datetime) -> int:
+    return local.year * 12 + local.month - 1
 
 
 def end_of(which: str, number: int, offset_minutes: int) -> float:

@@ -24,6 +24,7 @@ from services.domain.ids import RequestId, TenantId
 from services.domain.limits import Account, Scope
 from services.domain.usage import UsageCounts, UsageRecord
 from tests.fakes.quota_counters import (
+    MAX_APART,
     NOTHING,
     Amounts,
     Counter,
@@ -31,6 +32,7 @@ from tests.fakes.quota_counters import (
     amounts_of,
     end_of,
     local_time,
+    month_of,
     rates_of,
 )
 
@@ -229,8 +231,9 @@ class MemoryQuota:
             below.counters[scope.name],
             local_time(self._clock(), scope.limits.utc_offset_minutes),
         )
-        day = counter.period("day", local.toordinal())
-        return day, counter.period("month", local.year * 12 + local.month - 1)
+        latest = local + MAX_APART
+        day = counter.period("day", local.toordinal(), latest.toordinal())
+        return day, counter.period("month", month_of(local), month_of(latest))
 
     def _open(self, below: _Organisation, wanted: Reservation) -> None:
         record = _Record(
@@ -261,13 +264,13 @@ class MemoryQuota:
             level = bucket.refill(self._clock()) + before[kind] - amounts[kind]
             bucket.level = min(bucket.rate.capacity, level)
         for which, number in began.items():
-            entry = counter.period(which, number)
+            entry = counter.periods[which]
             if entry.number == number:
                 entry.charged += amounts["tokens"] - before["tokens"]
 
     def _spend(self, counter: Counter, began: Mapping[str, int], tokens: int) -> None:
         for which, number in began.items():
-            entry = counter.period(which, number)
+            entry = counter.periods[which]
             if entry.number == number:
                 entry.spent += tokens
 
