@@ -48,7 +48,7 @@ class BudgetEnforcement:
             hold = live.quota_hold
             if hold is not None and hold.is_admitted:
                 account = hold.reservation.account
-                key = (account.organisation, tuple(scope.id for scope in account.scopes))
+                key = (account.organisation, tuple(scope.name for scope in account.scopes))
                 if key not in known:
                     known[key] = _now(hold)
                 yield live, hold, known[key]

@@ -3,18 +3,20 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import permutations
 
 import grpc
 import pytest
 
-from gateway.stores.quota import QuotaStore
+from gateway.budget_enforcement import BudgetEnforcement
+from gateway.stores.quota import QuotaStore, Spent
 from gateway.stores.quota_redis import RedisQuota
 from protos.types.v1 import types_pb2
 from services.chassis.errors import from_rpc_error
 from services.chassis.redis import connect
 from services.domain.errors import QuotaExceeded
-from services.domain.limits import Account, Budget, Limits
+from services.domain.limits import Account, Budget, Limits, Scope, ScopeKind
 from tests.fakes.gateway_rig import ACME_KEY, Answer, Rig, a_request, gateway_rig
 from tests.fakes.quota_memory import MemoryQuota
 from tests.fakes.quota_values import a_settlement, an_account, use_of, with_limits
@@ -122,3 +124,32 @@ async def test_a_soft_budget_ends_nothing(limited: Limited) -> None:
     limited.edit(Limits(daily=Budget(tokens=1, hard=False)))
     answer = limited.start(max_output_tokens=60)
     assert reasons_of(await answer) == {types_pb2.FINISH_REASON_LENGTH}
+
+
+@pytest.mark.parametrize(
+    "kinds", list(permutations((ScopeKind.CLASS, ScopeKind.MODEL))), ids=["class first", "model first"]
+)
+async def test_a_model_called_like_a_class_has_a_budget_of_its_own(
+    limited: Limited, kinds: tuple[ScopeKind, ...]
+) -> None:
+    answers = [limited.start(max_output_tokens=1500) for _ in kinds]
+    await limited.running(2)
+    table = limited.rig.parts.table
+    budgets = {ScopeKind.CLASS: Budget(tokens=1000, hard=False), ScopeKind.MODEL: Budget(tokens=1000)}
+    scopes = {kind: Scope(kind=kind, id="team/short", limits=Limits(daily=budgets[kind])) for kind in kinds}
+    for live, kind in zip(table.all(), kinds, strict=True):
+        assert live.quota_hold is not None
+        account = replace(limited.account, scopes=(scopes[kind],))
+        reservation = replace(live.quota_hold.reservation, account=account)
+        live.quota_hold = replace(
+            live.quota_hold, reservation=reservation, account_now=lambda account=account: account
+        )
+    enforcement, organisation = BudgetEnforcement(table), limited.account.organisation
+    told = [one.reservation.account.scopes[0].name for one in enforcement.running(False)]
+    assert told == ["model/team/short"]
+    enforcement.enforce({(organisation, scope.name): Spent(1000, 1000) for scope in scopes.values()})
+    are_over = [all(choice.is_over for choice in live.plan.choices) for live in table.all() if live.plan]
+    assert are_over == [kind is ScopeKind.MODEL for kind in kinds]
+    for answer in answers:
+        answer.cancel()
+    await asyncio.gather(*answers, return_exceptions=True)
