@@ -10,7 +10,7 @@ from itertools import islice
 
 import structlog
 
-from gateway.stores.journal import Journal
+from gateway.stores.journal import Journal, JournalFile
 from gateway.stores.quota import MAX_BATCH, Batch, Settlement
 from services.domain.ids import RequestId
 
@@ -42,15 +42,21 @@ class Backlog:
         """Settlements that are in the own file and not in memory; they come after `_queue`."""
         self._formed = self._written = self._done = 0
         """Highest numbers: of all batches, of those in the own file, of those that are done."""
-        self._left = [] if journal is None else journal.left_behind()
+        self._left: list[JournalFile] = []
         """Files of gateways that live no more, of which the first is in work."""
         self._theirs: deque[Batch] = deque()
         self._their_done = 0
+        self.look()
 
     @property
     def num_pending(self) -> int:
         """Own settlements that are not done."""
         return len(self._pending) + self._num_spilled
+
+    def look(self) -> None:
+        """Look for files of gateways that have died since, unless there are some in work."""
+        if self._journal is not None and not self._left:
+            self._left = self._journal.left_behind()
 
     def add(self, settlement: Settlement) -> bool:
         """Take a settlement; False where there is no room for it."""

@@ -48,8 +48,9 @@ class GatewayConfig:
     redis_limit_ms: float = 50.0
     """Milliseconds after which a silent Redis counts as down; raise it where one busy host runs all."""
     journal: Path | None = None
-    """Folder, shared by gateways or not, where settlements wait while Redis takes none; the next gateway that
-    starts makes those that a dead one left. Absent: in memory only, and lost with the process."""
+    """Folder, shared by gateways or not, where settlements wait while Redis takes none; those that a dead one
+    left the next one makes that starts, or within a minute one that lives. Absent: in memory only, and lost
+    with the process."""
     model: tuple[str, ...] = ()
     """NAME=PATH of a model folder or .gguf file: its tokenizer and chat template."""
     server_key: str = ""

@@ -27,6 +27,8 @@ RETRY_S = 0.25
 WATCH_EVERY_S = 0.8
 """What runs under a hard budget is renewed so often: one gateway's tokens are told to the store within this
 time and read by another within it again, so that a spent budget ends a stream within 2 s."""
+LOOK_EVERY_S = 60.0
+"""Seconds between two looks for what gateways left behind that died and are not started again."""
 
 _log = structlog.get_logger()
 
@@ -86,15 +88,18 @@ class Settler:
         await self._idle.wait()
 
     async def run(self) -> None:
-        """Settle and renew for ever; what is left at the end is left to the next start."""
+        """Settle and renew for ever; what is left at the end is left to whoever finds it."""
         watch_at = time.monotonic()
-        self._renew_at = watch_at + RENEW_EVERY_S
+        self._renew_at, look_at = watch_at + RENEW_EVERY_S, watch_at + LOOK_EVERY_S
         try:
             while True:
                 now = time.monotonic()
                 if now >= min(watch_at, self._renew_at):
                     watch_at = now + WATCH_EVERY_S
                     await self._renew(now)
+                if now >= look_at:
+                    look_at = now + LOOK_EVERY_S
+                    self._backlog.look()
                 if await self._settle_next():
                     continue
                 self._idle.set()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.backlog import Backlog
-from gateway.stores.journal import SUFFIX, Journal
+from gateway.stores.journal import SUFFIX, Journal, JournalFile
 from gateway.stores.quota import Batch
 from services.domain.limits import Limits
 from tests.fakes.quota_values import a_settlement, an_account
@@ -43,39 +43,115 @@ def drain(backlog: Backlog, store: Marks) -> None:
         backlog.done(batch)
 
 
-ACTIONS = st.lists(
-    st.sampled_from(["add", "add", "add", "made", "answer lost", "not made", "restart"]), max_size=60
-)
+class Gateway:
+    """One of those that share a folder, life after life, and what its settlements may come to."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder, self._name = folder, name
+        self.lost: set[str] = set()
+        """Ids that died with a life that could not write them."""
+        self._live(1)
+
+    def _live(self, life: int) -> None:
+        self._life = life
+        self.backlog = opened(self._folder, f"{self._name}-{life}")
+        self._unwritten: set[str] = set()
+
+    def add(self, number: int) -> bool:
+        is_taken = self.backlog.add(a_settlement(ACCOUNT, number))
+        if is_taken:
+            self._unwritten.add(str(number))
+        return is_taken
+
+    def keep(self, is_full: bool) -> None:
+        self.backlog.keep()
+        if not is_full:
+            self._unwritten.clear()
+
+    def restart(self, is_full: bool) -> None:
+        self.backlog.close()
+        self.lost |= self._unwritten if is_full else set()
+        self._live(self._life + 1)
+
+    def die(self) -> None:
+        """Be killed: nothing is written, and the locks go."""
+        journal = self.backlog._journal
+        assert journal is not None
+        for file in (journal.own, *self.backlog._left):
+            file.close()
+        self.lost |= self._unwritten
+        self._live(self._life + 1)
 
 
-@settings(max_examples=150, deadline=None)
+EVENTS = ("add", "add", "add", "made", "answer lost", "not made", "restart", "killed", "disk", "look")
+ACTIONS = st.lists(st.tuples(st.integers(0, 1), st.sampled_from(EVENTS)), max_size=80)
+
+
+@settings(max_examples=200, deadline=None)
 @given(ACTIONS)
-def test_whatever_happens_in_whatever_order_each_is_charged_once(actions: list[str]) -> None:
+def test_whatever_happens_in_whatever_order_each_is_charged_once(actions: list[tuple[int, str]]) -> None:
+    is_full, append = False, JournalFile.append
+
+    def tried(file: JournalFile, batch: Batch) -> None:
+        if is_full:
+            raise OSError(28, "No space left on device")
+        append(file, batch)
+
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr("gateway.backlog.MAX_PENDING", 5)
         patch.setattr("gateway.backlog.MAX_BATCH", 2)
         patch.setattr("gateway.backlog.MAX_LOADED", 2)
-        folder, store, number = Path(name), Marks(), 0
-        backlog = opened(folder, "boot-0")
-        for turn, action in enumerate(actions):
+        patch.setattr(JournalFile, "append", tried)
+        folder, store, taken = Path(name), Marks(), set()
+        gateways = [Gateway(folder, one) for one in ("a", "b")]
+        for number, (which, action) in enumerate(actions):
+            gateway = gateways[which]
+            backlog = gateway.backlog
             if action == "add":
-                assert backlog.add(a_settlement(ACCOUNT, number))
-                number += 1
+                taken |= {str(number)} if gateway.add(number) else set()
             elif action == "restart":
-                backlog.close()
-                backlog = opened(folder, f"boot-{turn + 1}")
+                gateway.restart(is_full)
+            elif action == "killed":
+                gateway.die()
+            elif action == "disk":
+                is_full = not is_full
+            elif action == "look":
+                backlog.look()
             elif (batch := backlog.next()) is not None:
                 if action != "not made":
                     store.settle(batch)
                 if action == "made":
                     backlog.done(batch)
                 else:
-                    backlog.keep()
-        drain(backlog, store)
-        assert (backlog.num_pending, backlog.next()) == (0, None)
-        assert store.charged == Counter(str(n) for n in range(number))
-        backlog.close()
+                    gateway.keep(is_full)
+        is_full = False
+        for gateway in gateways:
+            drain(gateway.backlog, store)
+            gateway.backlog.look()
+            drain(gateway.backlog, store)
+            assert gateway.backlog.num_pending == 0
+        lost = gateways[0].lost | gateways[1].lost
+        assert set(store.charged.values()) <= {1}
+        assert taken - lost <= store.charged.keys() <= taken
+        for gateway in gateways:
+            gateway.backlog.close()
         assert list(folder.iterdir()) == []
+
+
+def test_what_a_gateway_left_is_settled_by_one_that_lives(tmp_path: Path) -> None:
+    store = Marks()
+    living, dying = opened(tmp_path, "living"), opened(tmp_path, "dying")
+    dying.add(a_settlement(ACCOUNT, "left"))
+    dying.keep()
+    living.look()
+    assert living.next() is None, "it lives"
+    dying._journal.own.close()  # type: ignore[union-attr]
+    assert living.next() is None, "nobody has looked"
+    living.look()
+    drain(living, store)
+    assert store.charged == {"left": 1}
+    living.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_was_kept_outlives_a_gateway_that_says_no_goodbye(tmp_path: Path) -> None:

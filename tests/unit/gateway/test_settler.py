@@ -4,15 +4,18 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from gateway.backlog import Backlog
 from gateway.settler import Settler
+from gateway.stores.journal import Journal
 from gateway.stores.quota import Running, ScopeKey, Settlement, Spent
 from services.domain.ids import RequestId, TenantId
 from tests.fakes.quota_memory import MemoryQuota
 from tests.fakes.quota_values import a_reservation, a_running, a_settlement, simple, use_of
+from tests.fakes.valkey import eventually
 
 ACCOUNT = simple(1000, 100_000)
 
@@ -92,3 +95,26 @@ async def test_leases_of_running_requests_outlive_their_time_also_under_a_flow_o
                 await asyncio.sleep(0.005)
             now += 0.06  # Two such steps would end a lease that is not renewed.
             assert (await use_of(store, ACCOUNT)).num_leases == 1
+
+
+async def test_what_a_gateway_left_that_is_not_started_again_is_settled_by_one_that_lives(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("WATCH_EVERY_S", "LOOK_EVERY_S"):
+        monkeypatch.setattr(f"gateway.settler.{name}", 0.01)
+    store, journal = MemoryQuota(time.time), Journal(tmp_path, "dying")
+    settler = Settler(store, Backlog("living", Journal(tmp_path, "living")), nothing, nobody)
+    await store.reserve(a_reservation(ACCOUNT, "left", 0, 40))
+    dying = Backlog("dying", journal)
+    dying.add(a_settlement(ACCOUNT, "left", 0, 40))
+    dying.keep()
+
+    async def is_settled() -> bool:
+        use = await use_of(store, ACCOUNT)
+        return (use.num_leases, use.day_spent) == (0, 40)
+
+    async with running(settler):
+        await settler.drained()
+        assert not await is_settled(), "it lives"
+        journal.own.close()
+        await eventually(is_settled)
