@@ -110,7 +110,8 @@ def tell_kernels(metrics: Metrics, profile: ModelProfile) -> None:
     Quantised weights served as floats are seen here, and kernels whose tiles nobody measured on this chip.
     """
     metrics.gauge(
-        "quire_batch_invariant", "1: a row's bits are the same in any batch; 0: not (--dense-products vendor)"
+        "quire_batch_invariant",
+        "1: a row's bits are the same in any batch; 0: not (any GPU today: docs/gpu.md)",
     ).set(float(profile.is_batch_invariant))
     gauge = metrics.gauge(
         "quire_kernel_info",

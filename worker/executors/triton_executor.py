@@ -3,6 +3,8 @@
 Weights are multiplied as codes of 4 or 8 bits where the file has them, else in the type of activations. Knows
 plans, weights, pages and a device; knows nothing of requests or why a row is in the step. Where kernels are
 interpreted the device is the CPU: that is for tests.
+Compiled kernels are not batch-invariant, and the profile says so: attention has other matrix instructions
+in a decode step than in a mixed one.
 """
 
 import hashlib
@@ -93,7 +95,8 @@ class TritonExecutor:
         chip = chip_of(device)
         versions = (triton.__version__, chip, linear_tuning.numerics(chip), attention_tuning.numerics(chip))
         formats = (str(dtype), kv_format, str(int8_rows))
-        is_invariant = not self._plan.uses_vendor
+        # Compiled, the two kernels of attention do not sum in one order (`paged_attention_triton`).
+        is_invariant = INTERPRETED and not self._plan.uses_vendor
         shared = _digest("triton", *versions, revision, *formats, str(INTERPRETED), str(is_invariant))
         self._profile = ModelProfile(
             model=name,

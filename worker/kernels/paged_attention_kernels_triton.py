@@ -4,9 +4,10 @@ Two kernels share one arithmetic. `ragged_kernel` takes a tile of a sequence's q
 share a key-value head. `decode_kernel` takes one query of each sequence and gives every split of its context
 to another program; `merge_kernel` adds them up.
 
-A row's bits depend on its own sequence alone. Keys go in blocks of `KEY_BLOCK` from position 0, summed in
-order inside a split of `SPLIT` keys, and splits are merged in order. Both kernels do so, and neither cuts by
-anything else; a block or split that a row does not see adds exact zeros to it.
+Keys go in blocks of `KEY_BLOCK` from position 0, summed in order inside a split of `SPLIT` keys, and splits
+are merged in order. Both kernels do so, and neither cuts by anything else; a block or split that a row does
+not see adds exact zeros to it. In which order a block's own keys are summed is the compiler's, and not the
+same in both (see `paged_attention_triton`): so a row's bits depend on which of the two computes it.
 
 Knows Triton alone; launches are in `paged_attention_triton`.
 

@@ -1,8 +1,10 @@
 """Launches `paged_attention` in Triton (see `paged_attention` for the contract, `kv_pages` for the memory).
 
 `ragged_attention` serves prefill, chunked prefill and mixed batches; `decode_attention` one query for each
-sequence. The two cut and add alike, so they give a row the same bits where a device sums a row of a dot, and
-a row of weights, in one order in both tiles. No device was at hand to measure that.
+sequence. The two cut keys alike and merge them alike, so interpreted, with dots summed in one order, they
+give a row the same bits. Compiled they do not: their tiles multiply with other instructions, or add a
+block's weights up over other warps (`tests/unit/kernels/test_attention_instructions.py` reads which). So on
+a device a worker does not call itself batch-invariant.
 
 Knows torch and Triton alone; knows nothing of who planned the batch.
 """
