@@ -1,6 +1,6 @@
 """Compiles one kernel for one chip without having it, and reads from the result what it needs.
 
-Knows Triton's compiler and the assemblers' reports; knows nothing of tables or of which kernels there are.
+Knows Triton's compiler and how to read what it made; knows nothing of tables or of which kernels there are.
 """
 
 import os
@@ -14,7 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from bench.aot.chips import BY_NAME, Chip
+from bench.aot.chips import BY_NAME
 from worker.kernels.aot import AotKernel
 
 
@@ -25,7 +25,7 @@ class Resources:
     registers: int
     """32-bit (vector) registers of a thread."""
     spill_bytes: int
-    """Bytes of a thread's registers that were moved to memory: stores and loads."""
+    """Bytes of memory that a thread needs for registers it has not got."""
     shared_bytes: int
     num_warps: int
     occupancy: float
@@ -63,7 +63,7 @@ def compile_kernel(kernel: AotKernel, chip_name: str) -> Resources:
         source, target=GPUTarget(chip.backend, chip.arch, chip.warp_size), options=options
     )
     if chip.backend == "cuda":
-        registers, spill_bytes = _assemble(compiled.asm["ptx"], chip)
+        registers, spill_bytes = _read_cubin(compiled.asm["cubin"])
     else:
         registers, spill_bytes = _read_amdgcn(compiled.asm["amdgcn"])
     shared = compiled.metadata.shared
@@ -78,20 +78,15 @@ def compile_kernel(kernel: AotKernel, chip_name: str) -> Resources:
     )
 
 
-def _assemble(ptx: str, chip: Chip) -> tuple[int, int]:
-    """Return registers and spilled bytes as the assembler reports them."""
-    # The wheel's older assembler is for what came before Hopper.
-    name = "ptxas-blackwell" if int(chip.arch) >= 90 else "ptxas"
-    assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
-    (target,) = re.findall(r"^\.target (\w+)", ptx, re.MULTILINE)
+def _read_cubin(cubin: bytes) -> tuple[int, int]:
+    """Return registers and spilled bytes of what would be launched: a kernel's stack holds nothing else."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "kernel.ptx")
-        path.write_text(ptx)
-        command = [str(assembler), "-v", f"--gpu-name={target}", str(path), "-o", str(path) + ".cubin"]
-        report = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", report)
-    (registers,) = re.findall(r"Used (\d+) registers", report)
-    return int(registers), sum(int(count) for pair in spills for count in pair)
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(path)]
+        report = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    ((registers, stack),) = re.findall(r"REG:(\d+) STACK:(\d+)", report)
+    return int(registers), int(stack)
 
 
 def _read_amdgcn(text: str) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from worker.executors.triton_step import TritonStep
 from worker.kernels import dtypes_triton, linear_triton, paged_attention_triton, sampling
 from worker.kernels.aot import CHIPS
 from worker.kernels.kv_pages_torch import LayerKv, layer_kv
+from worker.kernels.packed_linear import GROUPS
 from worker.kernels.packed_matrix_torch import PackedMatrix
 from worker.kernels.paged_attention_triton import PagedBatch
 from worker.kernels.sampling_triton import Drawn, SamplingScratch, sample
@@ -64,6 +65,13 @@ FORMATS = (
     Format(kv=KvFormat.BF16),
     Format(torch.float16, KvFormat.F16),
     Format(bits=8, group=32, int8_rows=True),
+)
+QUANTISED = tuple(
+    Format(dtype, kv, bits, group, has_zeros, int8_rows)
+    for dtype, kv in ((torch.bfloat16, KvFormat.INT8), (torch.float16, KvFormat.F16))
+    for bits, int8_rows in ((4, False), (8, False), (8, True))
+    for group in GROUPS
+    for has_zeros in (False, True)
 )
 
 

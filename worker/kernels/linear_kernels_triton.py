@@ -176,26 +176,20 @@ def _sum_piece_int8(
 
 
 @triton.jit
-def _finish(
-    total, y, bias, residual, rows, columns, M, N, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr
-):
+def _finish(total, y, bias, rows, columns, M, N, HAS_BIAS: tl.constexpr):
     """Round a tile of sums, [rows of W, rows of x], and store it."""
     places = columns[None, :] * N + rows[:, None]
     inside = (columns < M)[None, :] & (rows < N)[:, None]
     if HAS_BIAS:
         total += tl.load(bias + rows, mask=rows < N, other=0.0)[:, None]
-    rounded = total.to(y.dtype.element_ty)
-    if HAS_RESIDUAL:
-        before = tl.load(residual + places, mask=inside, other=0.0).to(tl.float32)
-        rounded = (before + rounded.to(tl.float32)).to(y.dtype.element_ty)
-    tl.store(y + places, rounded, mask=inside)
+    tl.store(y + places, total.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def linear_kernel(
-    x, sums_x, scales_x, codes, scales, zeros, bias, residual, y, pieces, M, N, K,
+    x, sums_x, scales_x, codes, scales, zeros, bias, y, pieces, M, N, K,
     BITS: tl.constexpr, IS_INT8: tl.constexpr, GROUP: tl.constexpr, HAS_ZEROS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, SPLITS: tl.constexpr, IS_PARALLEL: tl.constexpr,
+    HAS_BIAS: tl.constexpr, SPLITS: tl.constexpr, IS_PARALLEL: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, COMPUTE: tl.constexpr,
     USES_PTX: tl.constexpr,
 ):  # fmt: skip
@@ -230,13 +224,13 @@ def linear_kernel(
         places = (first_piece * M + columns)[None, :] * N + rows[:, None]
         tl.store(pieces + places, total, mask=(columns < M)[None, :] & (rows < N)[:, None])
     else:
-        _finish(total, y, bias, residual, rows, columns, M, N, HAS_BIAS, HAS_RESIDUAL)
+        _finish(total, y, bias, rows, columns, M, N, HAS_BIAS)
 
 
 @triton.jit
 def add_pieces_kernel(
-    pieces, bias, residual, y, M, N,
-    HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
+    pieces, bias, y, M, N,
+    HAS_BIAS: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Add up the pieces of BLOCK_N elements of one row of y, in order, as `linear_kernel` does."""
     row = tl.program_id(0)
@@ -245,4 +239,4 @@ def add_pieces_kernel(
     for piece in range(SPLITS):
         places = (piece * M + row) * N + columns
         total += tl.load(pieces + places, mask=columns < N, other=0.0)[:, None]
-    _finish(total, y, bias, residual, columns, row + tl.arange(0, 1), M, N, HAS_BIAS, HAS_RESIDUAL)
+    _finish(total, y, bias, columns, row + tl.arange(0, 1), M, N, HAS_BIAS)

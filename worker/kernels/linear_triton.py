@@ -4,7 +4,7 @@ Knows torch and Triton alone.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -22,8 +22,13 @@ from worker.kernels.packed_matrix_torch import PackedMatrix
 _ADDED = 256
 """Elements of a row whose pieces one program adds up."""
 _ADDING_WARPS = 2
-_HIP_OPTIONS = {"matrix_instr_nonkdim": 16}
-"""AMD's compiler would take another instruction, with other sums inside, for larger tiles."""
+_OPTIONS: dict[str, dict[str, object]] = {
+    # Left alone, the assembler keeps to fewer registers and spills into memory what it could have held.
+    "sm_100": {"maxnreg": 255},
+    # The compiler would take another instruction, with other sums inside, for larger tiles.
+    "gfx942": {"matrix_instr_nonkdim": 16},
+}
+"""What a chip's compiler is told of products of 16-bit numbers and of codes."""
 
 
 def kind_of(weight: PackedMatrix, dtype: torch.dtype) -> str:
@@ -66,18 +71,16 @@ def linear(
     out: Tensor,
     *,
     bias: Tensor | None = None,
-    residual: Tensor | None = None,
     pieces: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
-    """Write x @ W^T (+ bias) (+ residual).
+    """Write x @ W^T (+ bias).
 
     Args:
         x: [rows, in] in the activation type, or codes, scales and sums as `group_quantize` gives them.
         weight: 8 bits where x is quantised.
         out: [rows, out].
         bias: [out] float32.
-        residual: Like out; may be `out`.
         pieces: Scratch of at least `room_for_pieces` float32 numbers.
         tile: For measuring; else the table's.
     """
@@ -96,8 +99,7 @@ def linear(
         assert pieces is not None, "pieces need room"
         assert pieces.numel() >= tile.splits * num_rows * weight.out_features, "pieces need room"
     programs = triton.cdiv(num_rows, tile.block_m) * triton.cdiv(weight.out_features, tile.block_n)
-    epilogue = {"HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None, "SPLITS": tile.splits}
-    bias, residual = out if bias is None else bias, out if residual is None else residual
+    has_bias, bias = bias is not None, out if bias is None else bias
     linear_kernel[(programs, tile.splits if tile.is_parallel else 1)](
         codes_x,
         sums_x,
@@ -106,7 +108,6 @@ def linear(
         weight.codes if weight.scales is None else weight.scales,
         weight.codes if weight.zeros is None else weight.zeros,
         bias,
-        residual,
         out,
         out if pieces is None else pieces,
         num_rows,
@@ -114,25 +115,32 @@ def linear(
         in_features,
         **_constexprs(tile, bits=weight.bits, group=weight.group, dtype=codes_x.dtype, is_cuda=_is_cuda()),
         HAS_ZEROS=weight.zeros is not None,
-        **epilogue,
+        # Where pieces are apart, it is added to their sum.
+        HAS_BIAS=has_bias and not tile.is_parallel,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         enable_fp_fusion=False,
-        **(_HIP_OPTIONS if torch.version.hip else {}),
+        **_options(chip_of(codes_x.device), codes_x.dtype),
     )
     if tile.is_parallel:
         add_pieces_kernel[(num_rows, triton.cdiv(weight.out_features, _ADDED))](
             pieces,
             bias,
-            residual,
             out,
             num_rows,
             weight.out_features,
-            **epilogue,
+            HAS_BIAS=has_bias,
+            SPLITS=tile.splits,
             BLOCK_N=_ADDED,
             num_warps=_ADDING_WARPS,
             enable_fp_fusion=False,
         )
+
+
+def _options(chip: str, dtype: torch.dtype) -> dict[str, object]:
+    """Return options of a launch beside its tile. dtype: of x, or int8."""
+    is_unbounded = chip == "sm_100" and dtype is torch.float32
+    return {} if is_unbounded else _OPTIONS.get(chip, {})
 
 
 def _is_cuda() -> bool:
@@ -145,6 +153,7 @@ def _constexprs(tile: Tile, *, bits: int, group: int, dtype: torch.dtype, is_cud
         "BITS": bits,
         "IS_INT8": is_int8,
         "GROUP": group,
+        "SPLITS": tile.splits,
         "IS_PARALLEL": tile.is_parallel,
         "BLOCK_N": tile.block_n,
         "BLOCK_M": tile.block_m,
@@ -154,60 +163,77 @@ def _constexprs(tile: Tile, *, bits: int, group: int, dtype: torch.dtype, is_cud
     }
 
 
-def aot_kernels(chip: str) -> Iterator[AotKernel]:
-    """Yield every step of the chip's ladders: bfloat16 with bias and zero points, float16 in one format.
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a product is launched with beside its tile."""
 
-    Logits are the dense ones with a float32 result and nothing added. Every format and group is also compiled
-    in float16, symmetric and with nothing added, for one chip, in turns.
+    dtype: torch.dtype = torch.bfloat16
+    """Of activations, scales and dense weights."""
+    has_zeros: bool = True
+    """Whether codes have zero points."""
+    has_bias: bool = True
+
+
+_FORMS = (
+    Form(),
+    Form(torch.float16, has_bias=False),
+    Form(torch.float16, has_zeros=False),
+    Form(has_zeros=False, has_bias=False),
+)
+"""Any two values of different fields are in one of them."""
+
+
+def aot_kernels(chip: str) -> Iterator[AotKernel]:
+    """Yield every tile of the chip's ladders in one form each, in turns over tiles and chips.
+
+    A form changes what a step loads and not what it holds: one number of a group, or of a row at the end.
+    Logits are dense products with a float32 result and no bias. Which forms of a tile were not compiled may
+    take other registers is not known.
     """
-    for place, kind in enumerate(linear_tuning.kinds(chip), CHIPS.index(chip)):
-        if place % len(CHIPS) == 0 and kind != "fp32":
-            kernel = aot_kernel(chip, kind, linear_tuning.ladder(chip, kind)[-1], torch.float16)
-            bare = {"HAS_ZEROS": False, "HAS_BIAS": False, "HAS_RESIDUAL": False}
-            yield replace(kernel, name=f"{kernel.name}-symmetric", constexprs={**kernel.constexprs, **bare})
+    turn = CHIPS.index(chip)
     for kind in linear_tuning.kinds(chip):
         for shape in linear_tuning.shapes(chip, kind):
-            for tile in linear_tuning.ladder(chip, kind, shape):
-                kernel = aot_kernel(chip, kind, tile)
+            for place, tile in enumerate(linear_tuning.ladder(chip, kind, shape), turn):
+                kernel = aot_kernel(chip, kind, tile, _FORMS[place % len(_FORMS)])
                 # Entries of a shape of their own may share sizes with the one for all.
                 yield kernel if shape == "*" else replace(kernel, name=f"{kernel.name}-{shape}")
-    for tile in linear_tuning.ladder(chip, "w4a16-g128")[:1]:
-        yield aot_kernel(chip, "w4a16-g128", tile, torch.float16)
-    for tile in linear_tuning.ladder(chip, "bf16"):
-        kernel = aot_kernel(chip, "bf16", tile)
-        yield replace(
-            kernel,
-            name=f"{kernel.name}-logits",
-            signature={**kernel.signature, **dict.fromkeys(("bias", "residual", "y"), "*fp32")},
-            constexprs={**kernel.constexprs, "HAS_BIAS": False, "HAS_RESIDUAL": False},
-        )
-    for name, out, adds in (("add-pieces", "*bf16", True), ("add-pieces-logits", "*fp32", False)):
+    for place, tile in enumerate(linear_tuning.ladder(chip, "bf16"), turn):
+        # Pieces are float32 whatever their sum becomes.
+        if not tile.is_parallel:
+            kernel = aot_kernel(chip, "bf16", tile, Form(_FORMS[place % len(_FORMS)].dtype, has_bias=False))
+            signature = {**kernel.signature, **dict.fromkeys(("bias", "y"), "*fp32")}
+            yield replace(kernel, name=f"{kernel.name}-logits", signature=signature)
+    for y, has_bias in (("bf16", True), ("bf16", False), ("fp16", True), ("fp16", False), ("fp32", False)):
         yield AotKernel(
-            name=name,
+            name=f"add-pieces-{y}" + "-bias" * has_bias,
             function=add_pieces_kernel,
             signature={
-                **dict.fromkeys(("pieces", "bias"), "*fp32"),
-                **dict.fromkeys(("residual", "y"), out),
+                "pieces": "*fp32",
+                "bias": "*fp32" if has_bias else f"*{y}",
+                "y": f"*{y}",
                 **dict.fromkeys(("M", "N"), "i32"),
             },
-            constexprs={"HAS_BIAS": adds, "HAS_RESIDUAL": adds, "SPLITS": 2, "BLOCK_N": _ADDED},
+            constexprs={"HAS_BIAS": has_bias, "SPLITS": 2, "BLOCK_N": _ADDED},
             aligned=frozenset({"N"}),
             num_warps=_ADDING_WARPS,
         )
 
 
-def aot_kernel(chip: str, kind: str, tile: Tile, dtype: torch.dtype = torch.bfloat16) -> AotKernel:
-    """Return how a product is compiled with one tile; with bias, and zero points where it has codes."""
+def aot_kernel(chip: str, kind: str, tile: Tile, form: Form = _FORMS[0]) -> AotKernel:
+    """Return how a product is compiled with one tile."""
     format_name, _, group = kind.partition("-g")
     is_int8, is_dense = format_name == "w8a8", not group
-    name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
-    if format_name == "fp32":
-        name, dtype = "fp32", torch.float32
+    dtype = torch.float32 if kind == "fp32" else form.dtype
+    name = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    has_zeros, has_bias = form.has_zeros and not is_dense, form.has_bias and not tile.is_parallel
     bits = 16 if is_dense else int(format_name[1])
     codes = f"*{name}" if is_dense else {8: "*i8", 4: "*u8"}[bits]
     x = "*i8" if is_int8 else f"*{name}"
     return AotKernel(
-        name=f"{kind}-{name}-m{tile.block_m}" + "-pieces" * tile.is_parallel,
+        name=f"{kind}-{name}-m{tile.block_m}"
+        + "-zeros" * has_zeros
+        + "-bias" * has_bias
+        + ("-pieces" if tile.is_parallel else "-whole" * (tile.splits == 1)),
         function=linear_kernel,
         signature={
             "x": x,
@@ -215,8 +241,9 @@ def aot_kernel(chip: str, kind: str, tile: Tile, dtype: torch.dtype = torch.bflo
             "codes": codes,
             "scales": f"*{name}",
             "zeros": codes if is_dense else "*i8",
-            **dict.fromkeys(("bias", "pieces"), "*fp32"),
-            **dict.fromkeys(("residual", "y"), f"*{name}"),
+            "bias": "*fp32" if has_bias else f"*{name}",
+            "pieces": "*fp32",
+            "y": f"*{name}",
             **dict.fromkeys(("M", "N", "K"), "i32"),
         },
         constexprs={
@@ -227,13 +254,11 @@ def aot_kernel(chip: str, kind: str, tile: Tile, dtype: torch.dtype = torch.bflo
                 dtype=torch.int8 if is_int8 else dtype,
                 is_cuda=chip.startswith("sm"),
             ),
-            "HAS_ZEROS": not is_dense,
-            "HAS_BIAS": True,
-            "HAS_RESIDUAL": not tile.is_parallel,
-            "SPLITS": tile.splits,
+            "HAS_ZEROS": has_zeros,
+            "HAS_BIAS": has_bias,
         },
         aligned=frozenset({"N", "K"}),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        options=_HIP_OPTIONS if chip.startswith("gfx") else {},
+        options=_options(chip, dtype),
     )

@@ -94,13 +94,25 @@ def shapes(chip: str, kind: str) -> list[str]:
 
 
 def ladder(chip: str, kind: str, shape: str = "*") -> list[Tile]:
-    """Return every tile that a shape's entry may be launched with, for compiling them ahead of time."""
+    """Return every tile that a shape's entry may be launched with, for compiling them ahead of time.
+
+    K whole, and in two pieces, which stand for more: their number only ends a loop. Worked number: up to 16
+    rows, 64 rows and any number, pieces apart up to 64: three tiles of K whole, two of one piece each, and
+    one that sums both.
+    """
     entry = next(entry for entry in _table()[chip]["kinds"][kind] if entry["shape"] == shape)
-    found: dict[Tile, None] = {}
+    fixed, apart = entry.get("splits"), entry["parallel_rows"]
+    found: list[Tile] = []
+    least = 1
     for step in entry["ladder"]:
-        is_parallel = step["rows"] <= entry["parallel_rows"] and entry.get("splits") != 1
-        found[_tile(entry, step, splits=2, is_parallel=is_parallel)] = None
-    return list(found)
+        if fixed in (None, 1):
+            found.append(_tile(entry, step, splits=1, is_parallel=False))
+        if fixed != 1 and least <= apart:
+            found.append(_tile(entry, step, splits=2, is_parallel=True))
+        if fixed != 1 and step["rows"] > apart:
+            found.append(_tile(entry, step, splits=2, is_parallel=False))
+        least = step["rows"] + 1
+    return list(dict.fromkeys(found))
 
 
 def row_steps() -> list[int]:

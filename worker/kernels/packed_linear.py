@@ -1,4 +1,4 @@
-"""Contract of `packed_linear`: y = x @ W^T (+ b) (+ residual) on a GPU, W as a `PackedMatrix` holds it.
+"""Contract of `packed_linear`: y = x @ W^T (+ b) on a GPU, W as a `PackedMatrix` holds it.
 
 x: [rows, in] bfloat16, float16 or float32 (the *activation type*); y: [rows, out], overwritten; sums are
 float32. W is one of
@@ -8,7 +8,6 @@ float32. W is one of
   numbers of that type, this is the checkpoint's own grid to half a unit in the last place;
 - int8 codes times x from `group_quantize`: within 32 columns the product is an exact integer sum, and
   y = sum over groups of w_scale * (x_scale * product - zero * x_sum), in order.
-With a residual, y = residual + (x @ W^T + b rounded to the type of y), as if added afterwards.
 
 **Batch-invariant**: an element of y depends on its row of x and its row of W alone, bit for bit. K is cut
 into `splits` pieces by the shape of W alone; each is summed from front to back in steps of `block_k`, and the

@@ -77,10 +77,9 @@ def packed_linear(
     out: Tensor,
     *,
     bias: Tensor | None = None,
-    residual: Tensor | None = None,
 ) -> None:
-    """Write x @ W^T (+ bias) (+ residual). bias: [out] float32; residual: like out."""
-    _finish(x.float() @ weight.to_dense().float().t(), out, bias, residual)
+    """Write x @ W^T (+ bias). bias: [out] float32."""
+    _finish(x.float() @ weight.to_dense().float().t(), out, bias)
 
 
 def packed_linear_int8(
@@ -89,18 +88,16 @@ def packed_linear_int8(
     out: Tensor,
     *,
     bias: Tensor | None = None,
-    residual: Tensor | None = None,
 ) -> None:
     """Write the same of quantised x: codes, scales and sums as `group_quantize` gives them."""
     codes, scales, _ = x
     assert weight.scales is not None
     values = codes.float() * scales.repeat_interleave(ACTIVATION_GROUP, dim=1)
     dense = (weight.centred() * weight.scales.float().unsqueeze(-1)).flatten(1)
-    _finish(values @ dense.t(), out, bias, residual)
+    _finish(values @ dense.t(), out, bias)
 
 
-def _finish(total: Tensor, out: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:
+def _finish(total: Tensor, out: Tensor, bias: Tensor | None) -> None:
     if bias is not None:
         total = total + bias.float()
-    rounded = total.to(out.dtype)
-    out.copy_(rounded if residual is None else residual + rounded)
+    out.copy_(total)

@@ -5,6 +5,7 @@ Compiled in a child, because kernels are interpreted in this process.
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,8 +34,7 @@ def keep(*args, **options):
 triton.compile = keep
 found = {}
 for kernel in tables.kernels("linear_triton", chip):
-    # Symmetric ones are float16, whose instruction is another.
-    if kernel.name.startswith(kind) and not kernel.name.endswith("-symmetric"):
+    if kernel.name.startswith(kind + "-"):
         compiling.compile_kernel(kernel, chip)
         names = re.findall(r"(?:wgmma\.mma|mma\.sync|tcgen05\.mma)[\w.:]*|v_mfma\w+", assembly[-1])
         found[kernel.name] = sorted(set(names))
@@ -44,7 +44,7 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 @pytest.mark.failure("B094")
-@pytest.mark.parametrize("kind", ["bf16", "w4a16-g128-bf16", "w8a16-g64", "w8a8-g32"])
+@pytest.mark.parametrize("kind", ["bf16", "w4a16-g128", "w8a16-g64", "w8a8-g32"])
 @pytest.mark.parametrize("chip", CHIPS)
 def test_every_step_of_a_ladder_multiplies_with_one_instruction(chip: str, kind: str) -> None:
     """B094: apart from how many rows of x it takes (n), which no element's sum depends on."""
@@ -59,11 +59,12 @@ def test_every_step_of_a_ladder_multiplies_with_one_instruction(chip: str, kind:
     )
     assert child.returncode == 0, child.stderr[-2000:]
     found = json.loads(child.stdout.splitlines()[-1])
-    name = kind.removesuffix("-bf16")
-    num_tiles = sum(len(linear_tuning.ladder(chip, name, s)) for s in linear_tuning.shapes(chip, name))
-    num_logits = len(linear_tuning.ladder(chip, "bf16")) if kind == "bf16" else 0
-    assert len(found) == num_tiles + num_logits
-    kinds = {re_sized(name) for names in found.values() for name in names}
+    tiles = [
+        tile for shape in linear_tuning.shapes(chip, kind) for tile in linear_tuning.ladder(chip, kind, shape)
+    ]
+    logits = linear_tuning.ladder(chip, "bf16") if kind == "bf16" else []
+    assert len(found) == len(tiles) + sum(not tile.is_parallel for tile in logits)
+    kinds = {re_typed(re_sized(name)) for names in found.values() for name in names}
     assert len(kinds) == 1, found
 
 
@@ -71,3 +72,8 @@ def re_sized(instruction: str) -> str:
     """Return a wgmma without its n: of m64n16k16, how many rows of x; other instructions are as they are."""
     head, separator, tail = instruction.partition(".m64n")
     return instruction if not separator else f"{head}.m64k{tail.split('k', 1)[1]}"
+
+
+def re_typed(instruction: str) -> str:
+    """Return an instruction of bfloat16 as the one of float16, in which other tiles are compiled."""
+    return re.sub(r"bf16(_1k)?", "f16", instruction)
