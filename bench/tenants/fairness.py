@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from bench.tenants.fleet import UNBOUNDED, Ask
 from bench.tenants.scenarios import (
     FLOOD,
+    LONG_FLOOD,
     MIXED,
     OF_BOTH_CLASSES,
     SHORT_FLOOD,
@@ -103,7 +104,7 @@ def _neighbour(size: Size) -> Iterator[Row]:
         return noisy_neighbour(policy, flood=flood, num_quiet=size.num_quiet, warm_s=size.warm_s)
 
     alone = measured(FairPolicy(), None)
-    for flood in (FLOOD, SHORT_FLOOD):
+    for flood in (FLOOD, SHORT_FLOOD, LONG_FLOOD):
         beside = {name: measured(make(), flood) for name, make in POLICIES.items()}
         yield from _beside(flood, alone, beside, size.p99_steps)
 

@@ -18,6 +18,8 @@ QUIET = Ask(tenant="quiet", num_prompt_tokens=128, num_output_tokens=32)
 FLOOD = Ask(tenant="flood", num_prompt_tokens=4096, num_output_tokens=32)
 SHORT_FLOOD = Ask(tenant="flood", num_prompt_tokens=2000, num_output_tokens=32)
 """Of prompts that no default calls long, although each takes a worker several steps."""
+LONG_FLOOD = Ask(tenant="flood", num_prompt_tokens=8000, num_output_tokens=32)
+"""Of prompts that each take a worker so long that the quiet tenant gets more than a quantum meanwhile."""
 WARM_S = 20.0
 """Virtual seconds at both ends whose arrivals are not counted: the flood has to fill the worker, the last
 ones to get a first token. One that still has none counts as if it came at the end."""

@@ -29,8 +29,12 @@ The bound. Let U[t] be the most that one prompt of t and the outputs of its live
    long costs a long tenant no more than Q. A long head that has no room in its class's window is no choice.
    So that it is not passed by `max_bypasses` short ones each time, a worker is kept free for it at once
    when all short tenants are more than Q ahead (`is_owed`); so it is with short and long exchanged, and
-   then short ones may take every seat (`ClassLimits`). While a class is at its limit of seats nothing of it
-   can be placed; what it is behind stays. With one seat both classes get their part: a tenant of either is
+   then short ones may take every seat (`ClassLimits`). Not for a tenant over its share (`band_use`): beside a
+   flood of very long prompts the counter of who asks little runs ahead while one of them is computed, and the
+   worker must not be kept from it for the next one. What others get meanwhile drains that excess: so its head
+   is passed by at most (MOST_OVER + U) * W / LEEWAY tokens of theirs more (W: the band's weights together),
+   and never by more than `max_bypasses` heads. While a class is at its limit of seats nothing of it can be
+   placed; what it is behind stays. With one seat both classes get their part: a tenant of either is
    at most Q + U behind, and inside one tenant one in `max_passes` + 1 is long.
 With a window of 1 and Q = 0 this is VTC itself.
 
@@ -215,6 +219,9 @@ class FairPolicy:
         return None if known is None or band is None else known.queue(band).owed_class
 
     def is_owed(self, request: WaitingRequest) -> bool:
+        acquire = request.acquire
+        if self._models[acquire.model].uses[acquire.band].level(acquire.tenant) > self._rules.quantum:
+            return False
         return self._queue(request).is_owed(request)
 
     def floor(self, band: Band) -> float:

@@ -80,7 +80,7 @@ class QueuePolicy(Protocol):
 
     def is_owed(self, request: WaitingRequest) -> bool:
         """Say whether those of the other class must wait for a request that finds no room now: its tenant is
-        further behind all of theirs than fairness lets it be."""
+        not over its share, and further behind all of theirs than fairness lets it be."""
 
     def floor(self, band: Band) -> float:
         """Return the part of a model's service that is reserved for a band."""

@@ -11,6 +11,7 @@ from bench.tenants.fairness import QUICK, SCENARIOS
 from bench.tenants.fleet import UNBOUNDED, Ask
 from bench.tenants.scenarios import (
     FLOOD,
+    LONG_FLOOD,
     MIXED,
     OF_BOTH_CLASSES,
     SHORT_FLOOD,
@@ -33,7 +34,7 @@ def test_every_row_of_fairness_holds_and_not_with_fifo(scenario: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flood", [FLOOD, SHORT_FLOOD], ids=["long", "short"])
+@pytest.mark.parametrize("flood", [FLOOD, SHORT_FLOOD, LONG_FLOOD], ids=["long", "short", "longest"])
 def test_of_a_thousand_quiet_requests_one_in_a_hundred_waits_two_steps_because_seats_are_kept(
     flood: Ask,
 ) -> None:
