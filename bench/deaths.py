@@ -10,11 +10,11 @@ import argparse
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 
 import httpx
 
 from bench.suite import PORT_OFFSET, Noise, RunningSuite, suite
+from bench.verdict import Row, verdict
 from services.client import AsyncClient
 from services.domain.errors import InvalidField, ServeError
 from services.launcher.ports import Ports
@@ -41,26 +41,6 @@ NATIVE_CONFIG = """
 [worker]
 executor = "native"
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One thing that was asked for, and what came of it."""
-
-    what: str
-    asked: float
-    got: float
-    unit: str
-
-    @property
-    def holds(self) -> bool:
-        """Whether it took no longer than asked for; for a count, whether it is the one asked for."""
-        return self.got == self.asked if self.unit == "answers" else self.got <= self.asked
-
-    def __str__(self) -> str:
-        digits = 0 if self.unit == "answers" else 2
-        verdict = "holds" if self.holds else "FALLS SHORT"
-        return f"{self.what:52}{self.asked:8g} {self.got:9.{digits}f} {self.unit:8}{verdict}"
 
 
 async def refusals(client: AsyncClient, web: httpx.AsyncClient) -> list[Row]:
@@ -187,11 +167,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         noise = Noise()
         rows = asyncio.run(measure(running, is_native=args.native))
         busy = noise.foreign_share(0.0)
-    print(f"{'':52}{'asked':>8} {'got':>9}")
-    for row in rows:
-        print(row)
+    code = verdict(rows)
     print(f"the machine was busy by {busy:.0%} of its cores, this suite included")
-    return 0 if all(row.holds for row in rows) else 1
+    return code
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 Sends 1,000 requests to a sim suite, or with `--native` to one whose worker computes, waits for the last
 answer, and watches all processes for a minute: CPU as a share of one core, times a thread went to sleep per
 second, and memory (PSS, which counts what is shared once). Wakeups say what to look at; unlike CPU time they
-do not depend on who else uses the machine.
+do not depend on who else uses the machine. Exit code 1: an answer was missing, or the suite took more than
+its bounds.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from bench.suite import Noise, cpu_seconds, suite
+from bench.verdict import Row, verdict
 from services.client import AsyncClient
 from services.domain.errors import ServeError
 
@@ -26,6 +28,10 @@ SETTLE_S = 5.0
 """Seconds between the last answer and the first reading: leases settle, reports and copies are written."""
 SMALL = ("gateway", "scheduler", "kvmanager")
 """The processes whose memory has a bound together."""
+MAX_CPU_PERCENT = 2.0
+"""Of one core, all processes together."""
+MAX_PSS_MB = 300.0
+"""Megabytes of 10^6 bytes, `SMALL` together."""
 CONFIG = """
 [worker]
 sim_step_ms = 1.0
@@ -66,12 +72,11 @@ def _sleeps(process: psutil.Process) -> int:
     return num
 
 
-def measure(num_requests: int, idle_s: float, *, is_native: bool) -> dict[str, dict[str, float]]:
-    """Return per process `cpu_percent` of one core, `sleeps_per_s` and `pss_mb`."""
+def measure(num_requests: int, idle_s: float, *, is_native: bool) -> tuple[int, dict[str, dict[str, float]]]:
+    """Return the number of answers, and per process `cpu_percent` of one core, `sleeps_per_s`, `pss_mb`."""
     flags, config = (("--model", MODEL), NATIVE_CONFIG) if is_native else (("--sim",), CONFIG)
     with suite(*flags, config=config) as running:
         answered = asyncio.run(_send(running.gateway, num_requests))
-        print(f"{answered} of {num_requests} requests answered", flush=True)
         time.sleep(SETTLE_S)
         processes, noise = running.named(), Noise()
         cpu = {name: cpu_seconds([process]) for name, process in processes.items()}
@@ -80,28 +85,35 @@ def measure(num_requests: int, idle_s: float, *, is_native: bool) -> dict[str, d
         time.sleep(idle_s)
         took = time.monotonic() - began
         print(f"idle for {took:.0f} s, foreign CPU {noise.foreign_share(0.0):.2f}")
-        return {
+        return answered, {
             name: {
                 "cpu_percent": (cpu_seconds([process]) - cpu[name]) / took * 100,
                 "sleeps_per_s": (_sleeps(process) - sleeps[name]) / took,
-                "pss_mb": process.memory_full_info().pss / 2**20,
+                "pss_mb": process.memory_full_info().pss / 1e6,
             }
             for name, process in processes.items()
         }
 
 
-def _print(rows: Mapping[str, Mapping[str, float]]) -> None:
+def _print(figures: Mapping[str, Mapping[str, float]]) -> None:
     print(f"{'process':24}{'CPU % of a core':>16}{'sleeps/s':>10}{'PSS MB':>9}")
-    for name, row in rows.items():
-        print(f"{name:24}{row['cpu_percent']:16.2f}{row['sleeps_per_s']:10.1f}{row['pss_mb']:9.1f}")
-    total = sum(row["cpu_percent"] for row in rows.values())
-    sleeps = sum(row["sleeps_per_s"] for row in rows.values())
-    small = sum(rows[name]["pss_mb"] for name in SMALL)
-    print(f"{'all':24}{total:16.2f}{sleeps:10.1f}")
-    print(f"{' + '.join(SMALL):34}{small:25.1f}")
+    for name, one in figures.items():
+        print(f"{name:24}{one['cpu_percent']:16.2f}{one['sleeps_per_s']:10.1f}{one['pss_mb']:9.1f}")
+    print(f"{'all':40}{sum(one['sleeps_per_s'] for one in figures.values()):10.1f}")
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def rows(num_requests: int, answered: int, figures: Mapping[str, Mapping[str, float]]) -> list[Row]:
+    """Put what `measure` returned beside what was asked for."""
+    cpu = sum(one["cpu_percent"] for one in figures.values())
+    pss = sum(figures[name]["pss_mb"] for name in SMALL)
+    return [
+        Row(what="requests answered before", asked=num_requests, got=answered, unit="answers"),
+        Row(what="CPU of all processes, idle", asked=MAX_CPU_PERCENT, got=cpu, unit="%"),
+        Row(what=f"PSS of {' + '.join(SMALL)}", asked=MAX_PSS_MB, got=pss, unit="MB"),
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -110,11 +122,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="seconds to watch [60]")
     parser.add_argument("--json", help="write the figures to this file")
     args = parser.parse_args(argv)
-    rows = measure(args.requests, args.seconds, is_native=args.native)
-    _print(rows)
+    answered, figures = measure(args.requests, args.seconds, is_native=args.native)
+    _print(figures)
     if args.json:
-        Path(args.json).write_text(json.dumps(rows, indent=1))
+        Path(args.json).write_text(json.dumps(figures, indent=1))
+    return verdict(rows(args.requests, answered, figures))
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

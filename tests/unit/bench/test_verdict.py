@@ -1,8 +1,8 @@
-"""When a figure of `bench.deaths` holds, and how it is shown."""
+"""When a figure that a bench was asked for holds, and how it is shown."""
 
 import pytest
 
-from bench.deaths import Row
+from bench.verdict import Row, verdict
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,13 @@ def test_a_time_holds_up_to_what_is_asked_and_a_count_only_as_it_is(
     assert row.holds is holds
     assert str(row).endswith("holds" if holds else "FALLS SHORT")
     assert f"{asked:g}" in str(row)
+
+
+@pytest.mark.parametrize(("got", "code"), [(4.0, 0), (4.01, 1)])
+def test_one_figure_that_falls_short_fails_the_run(
+    got: float, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [Row(what=what, asked=4, got=one, unit="s") for what, one in (("first", got), ("last", 1.0))]
+    assert verdict(rows) == code
+    shown = capsys.readouterr().out
+    assert all(str(row) in shown for row in rows)
