@@ -1,8 +1,8 @@
 """Owns the folder where fetched models lie, and says whether one of them is whole.
 
 A model is `models/<name>/` with its files and a marker that was written after their digests had been checked.
-A file whose size and time still equal the marker's is trusted; any other is hashed again. Knows nothing of
-where models come from.
+A file whose size and times still equal the marker's is trusted; any other is hashed again. One of the times
+is ctime, which no program can set back. Knows nothing of where models come from.
 """
 
 import errno
@@ -69,7 +69,8 @@ def check_whole(cache: Path, name: str) -> Path:
                 raise ArtifactError(
                     f"{path}: damaged, {stat.st_size} bytes instead of {entry['size']}; {advice}"
                 )
-            if stat.st_mtime_ns != entry["mtime_ns"]:
+            # A marker of an earlier version has no ctime: its files are hashed once.
+            if (stat.st_mtime_ns, stat.st_ctime_ns) != (entry["mtime_ns"], entry.get("ctime_ns")):
                 if hash_file(path) != entry["sha256"]:
                     raise ArtifactError(f"{path}: damaged, its SHA-256 is not {entry['sha256']}; {advice}")
                 touched = True
@@ -85,14 +86,19 @@ def write_marker(folder: Path, digests: Mapping[str, str]) -> None:
     entries = {}
     for file_name, digest in digests.items():
         stat = (folder / file_name).stat()
-        entries[file_name] = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": digest}
+        entries[file_name] = {
+            "size": stat.st_size,
+            "mtime_ns": stat.st_mtime_ns,
+            "ctime_ns": stat.st_ctime_ns,
+            "sha256": digest,
+        }
     partial = folder / f".{MARKER}.{os.getpid()}"
     partial.write_text(json.dumps(entries, indent=1))
     partial.replace(folder / MARKER)
 
 
 def _remark(folder: Path, digests: Mapping[str, str]) -> None:
-    """Remember a file's new time; a cache that is read-only is hashed at every start instead."""
+    """Remember a file's new times; a cache that is read-only is hashed at every start instead."""
     try:
         write_marker(folder, digests)
     except OSError:

@@ -1,6 +1,7 @@
 """The cache of fetched models: what is damaged, full or half fetched is said in one line, or mended."""
 
 import hashlib
+import json
 import multiprocessing
 import os
 from pathlib import Path
@@ -11,7 +12,7 @@ from wheel_builders import CONTENT, one_line
 from services.artifacts import model_cache
 from services.artifacts.errors import ArtifactError
 from services.artifacts.fetch import list_models, pull, resolve
-from services.artifacts.model_cache import cache_folder, fetch_once, write_marker
+from services.artifacts.model_cache import MARKER, cache_folder, fetch_once, write_marker
 
 
 def test_a_second_pull_needs_neither_network_nor_hashing(
@@ -45,6 +46,31 @@ def test_a_damaged_file_is_refused_and_force_mends_it(cache: Path, damage: bytes
     one_line(caught)
 
     assert pull("tiny", cache, force=True).read_bytes() == CONTENT
+
+
+def test_damage_that_keeps_size_and_modification_time_is_refused(cache: Path) -> None:
+    path = pull("tiny", cache)
+    fetched = path.stat()
+    path.write_bytes(CONTENT[:-2] + bytes(byte ^ 1 for byte in CONTENT[-2:]))
+    # The file system's clock ticks every few milliseconds: this may still be the tick of the fetch.
+    while path.stat().st_ctime_ns == fetched.st_ctime_ns or path.stat().st_mtime_ns != fetched.st_mtime_ns:
+        os.utime(path, ns=(fetched.st_atime_ns, fetched.st_mtime_ns))
+
+    with pytest.raises(ArtifactError, match=r"m\.gguf: damaged, its SHA-256"):
+        resolve("tiny", cache)
+
+
+def test_a_marker_without_ctime_is_hashed_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = pull("tiny", cache)
+    marker = path.parent / MARKER
+    entries = json.loads(marker.read_bytes())
+    for entry in entries.values():
+        del entry["ctime_ns"]
+    marker.write_text(json.dumps(entries))
+    assert resolve("tiny", cache) == path
+
+    monkeypatch.setattr(model_cache, "hash_file", None)
+    assert resolve("tiny", cache) == path
 
 
 def test_a_vanished_file_is_refused(cache: Path) -> None:

@@ -1,6 +1,6 @@
 """Every parameter of a model in the form that native products read, packed once and then memory-mapped.
 
-A packed file and its marker lie in the cache folder; the file is trusted while its size and time equal the
+A packed file and its marker lie in the cache folder; the file is trusted while its size and times equal the
 marker's, hashed again when they do not, and packed again when it is not what was written. Nothing is lost by
 packing: floats are narrowed only where every value stays exact. Knows files and numbers; knows nothing of
 what an operation does with a weight.
@@ -153,10 +153,11 @@ def _write(library: Library, plan: Plan, weights: WeightSource, path: Path) -> d
                 file.write(padded)
             file.flush()
             os.fsync(file.fileno())
-        _write_marker(partial, path, digest.hexdigest(), entries)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+    # Only now: to rename a file changes its ctime.
+    _write_marker(path, digest.hexdigest(), entries)
     seconds = round(time.monotonic() - started, 1)
     _log.info("packed_weights", bytes=path.stat().st_size, seconds=seconds)
     return entries
@@ -237,11 +238,12 @@ def _pack(
     return packed[:num_bytes], PackedWeight(kind, rows, cols, group, offset, num_bytes)
 
 
-def _write_marker(partial: Path, path: Path, sha256: str, entries: Mapping[str, PackedWeight]) -> None:
-    stat = partial.stat()
+def _write_marker(path: Path, sha256: str, entries: Mapping[str, PackedWeight]) -> None:
+    stat = path.stat()
     marker = {
         "size": stat.st_size,
         "mtime_ns": stat.st_mtime_ns,
+        "ctime_ns": stat.st_ctime_ns,
         "sha256": sha256,
         "weights": {name: asdict(weight) for name, weight in entries.items()},
     }
@@ -256,8 +258,14 @@ def _read_marker(path: Path) -> dict[str, PackedWeight] | None:
         stat = path.stat()
         marker = json.loads(path.with_suffix(".json").read_bytes())
         entries = {name: PackedWeight(**fields) for name, fields in marker["weights"].items()}
-        is_known = (stat.st_size, stat.st_mtime_ns) == (marker["size"], marker["mtime_ns"])
-        if is_known or (stat.st_size == marker["size"] and hash_file(path) == marker["sha256"]):
+        if (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) == (
+            marker["size"],
+            marker["mtime_ns"],
+            marker.get("ctime_ns"),
+        ):
+            return entries
+        if stat.st_size == marker["size"] and hash_file(path) == marker["sha256"]:
+            _write_marker(path, marker["sha256"], entries)
             return entries
     except FileNotFoundError:
         return None
