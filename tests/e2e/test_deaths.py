@@ -1,4 +1,8 @@
-"""Each process is killed with -9 while requests wait and run; the launcher starts it again."""
+"""Each process is killed with -9 while requests wait and run; the launcher starts it again.
+
+Where the hits after the kvmanager's death come from is not told apart here: living workers send their
+snapshots at once. Hits from the Redis copy, snapshots withheld, are in `tests/integration/test_kvmanager.py`.
+"""
 
 import asyncio
 import contextlib
