@@ -120,10 +120,11 @@ def _interpreter() -> Device:
 
 
 def _load_triton(config: WorkerConfig, artifact: ModelArtifact, device: Device) -> Opened:
-    from worker.executors.triton_device import load_on, tuning_of
+    from worker.executors.triton_device import check_heads, load_on, tuning_of
 
     free = device.memory().free_bytes
     built, weights = open_model(artifact)
+    check_heads(device, built.plan)
     _check_memory(config, built.plan, KvFormat.INT8, least_bytes(built.plan, weights), free)
     executor = load_on(
         device,
@@ -229,6 +230,9 @@ def _open_group(config: WorkerConfig, artifact: ModelArtifact, find: Callable[[]
         _check_torch(config, artifact)
         spec = replace(spec, num_threads=config.threads or max(1, (os.cpu_count() or 1) // size))
     else:
+        from worker.executors.triton_device import check_heads, tuning_of
+
+        check_heads(device, built.plan)
         _check_memory(config, built.plan, KvFormat.INT8, least_bytes(built.plan, weights), free, ranks=size)
         spec = replace(
             spec,
@@ -245,8 +249,6 @@ def _open_group(config: WorkerConfig, artifact: ModelArtifact, find: Callable[[]
         raise FatalError(f"--tensor-parallel-size {size}: {exc} ({exc.__cause__})") from exc
     if device is None:
         return Opened(executor)
-    from worker.executors.triton_device import tuning_of
-
     _log.info("computing_on_gpus", device=device.label, ranks=size, **tuning_of(device))
     peers = tuple(device.peer(rank) for rank in range(1, size))
     return Opened(executor, OnDevice(device, free, peers))

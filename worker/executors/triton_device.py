@@ -17,8 +17,10 @@ from worker.executors.base import StepLimits
 from worker.executors.torch_ranks import Ranks
 from worker.executors.triton_executor import TritonExecutor, load_triton_executor
 from worker.kernels.dtypes_triton import chip_of
+from worker.kernels.paged_attention_forms import GROUPS, HEAD_DIMS
 from worker.kernels.tuning_labels import tuning_labels
 from worker.memory import MIB, free_memory_bytes
+from worker.plan.op import Plan
 
 SERVED = ("sm_8", "sm_9", "sm_10", "gfx942")
 """Beginnings of the architectures that tiles fit: sm_86 and sm_89 take those of sm_80."""
@@ -72,6 +74,27 @@ class Interpreter:
     def peer(self, rank: int) -> "Interpreter":
         """Return the same: ranks share the host."""
         return self
+
+
+def check_heads(device: Device, plan: Plan) -> None:
+    """Refuse heads that attention was never compiled for: nobody knows whether its tiles fit them.
+
+    Raises:
+        FatalError: Names the size of a head, or how many query heads share a key-value head.
+    """
+    if device.name == Interpreter.name:
+        return
+    if plan.head_dim not in HEAD_DIMS:
+        sizes = ", ".join(map(str, HEAD_DIMS))
+        raise FatalError(
+            f"heads of {plan.head_dim} numbers: attention on a GPU has tiles for {sizes} alone;"
+            " take --executor native"
+        )
+    if (group := plan.num_heads // plan.num_kv_heads) > max(GROUPS):
+        raise FatalError(
+            f"{group} query heads share a key-value head: attention on a GPU has tiles for at most"
+            f" {max(GROUPS)}; take --executor native"
+        )
 
 
 def tuning_of(device: Device) -> dict[str, str]:

@@ -114,12 +114,37 @@ def test_what_weights_take_on_a_gpu_is_never_less_than_said(kind: str, tmp_path:
     assert (1 - tolerance) * (taken.weight_bytes - rotations) < least <= taken.weight_bytes
 
 
-def test_a_gpu_keeps_no_f32(model: Path) -> None:
-    class Real(FakeGpu):
-        name = "cuda:0"
+class RealGpu(FakeGpu):
+    """One on which kernels would be compiled."""
 
+    name = "cuda:0"
+
+
+def test_a_gpu_keeps_no_f32(tmp_path: Path) -> None:
+    model = save_folder(make_model("llama", head_dim=64), tmp_path)
     with pytest.raises(FatalError, match="--kv-format f32: a GPU keeps KV in bf16, f16 or int8"):
-        open_executor(config(model, kv_format=KvFormat.F32), lambda: Real(9000))
+        open_executor(config(model, kv_format=KvFormat.F32), lambda: RealGpu(9000))
+
+
+@pytest.mark.parametrize(
+    ("shape", "says"),
+    [
+        (
+            {"head_dim": 192},
+            "heads of 192 numbers: attention on a GPU has tiles for 64, 80, 96, 128, 256 alone",
+        ),
+        (
+            {"head_dim": 64, "num_attention_heads": 64, "num_key_value_heads": 1},
+            "64 query heads share a key-value head: attention on a GPU has tiles for at most 32",
+        ),
+    ],
+)
+def test_heads_that_attention_has_no_tiles_for_are_refused_by_name(
+    shape: dict[str, int], says: str, tmp_path: Path
+) -> None:
+    model = save_folder(make_model("llama", **shape), tmp_path)
+    with pytest.raises(FatalError, match=f"{says}; take --executor native"):
+        open_executor(config(model), lambda: RealGpu(9000))
 
 
 def test_the_pool_on_a_gpu_is_what_a_warm_up_leaves_and_its_progress_is_shown(

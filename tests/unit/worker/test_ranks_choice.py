@@ -46,7 +46,7 @@ def no_gpu() -> Device:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_folder(make_model("llama"), tmp_path_factory.mktemp("model"))
+    return save_folder(make_model("llama", head_dim=64), tmp_path_factory.mktemp("model"))
 
 
 def config(model: Path, kind: ExecutorKind, size: int = 2) -> WorkerConfig:
@@ -89,6 +89,12 @@ def test_ranks_compute_on_gpus_where_there_are_and_else_in_torch(
         assert (spec.executor, spec.device, spec.rank, spec.size) == (executor, device, 0, 2)
         assert spec.kv_format == (KvFormat.INT8 if executor == "triton" else KvFormat.F32)
         assert not spec.vendor_products
+
+
+def test_ranks_refuse_heads_that_attention_has_no_tiles_for(tmp_path: Path) -> None:
+    model = save_folder(make_model("llama", head_dim=192), tmp_path)
+    with pytest.raises(FatalError, match="heads of 192 numbers: attention on a GPU has tiles for 64, 80,"):
+        open_executor(config(model, ExecutorKind.AUTO), Gpu)
 
 
 def test_every_rank_takes_the_vendors_library_where_it_is_asked_for(
