@@ -76,10 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     if unknown := set(asked.part) - set(PARTS):
         parser.error(f"{', '.join(sorted(unknown))}: no part of this table; it has {', '.join(PARTS)}")
-    configure_logging("bench", level="error")
-    collect_seldom()  # As the scheduler does.
     return 0 if asyncio.run(show(asked.part or list(PARTS), is_quick=asked.quick)) else 1
 
 
 if __name__ == "__main__":
+    configure_logging("bench", level="error")
+    collect_seldom()  # As the scheduler does.
     sys.exit(main())
