@@ -126,6 +126,16 @@ def check_secure(url: str | None, insecure: bool, tls: Tls | None) -> None:
     )
 
 
+def what_to_mend(error: DependencyDown) -> str:
+    """Say why the Redis at REDIS_URL, just asked, cannot be used and what to do; no password is repeated."""
+    cause = error.__cause__
+    if isinstance(cause, redis.exceptions.InvalidResponse):
+        return "answers, but not as Redis does: mend the address (rediss:// if it has TLS)"
+    if isinstance(cause, _NOT_LET_IN):
+        return f"refuses us ({_plain(cause)}): mend the name and password in the address"
+    return f"does not answer ({_plain(cause or error)}): start it"
+
+
 class RedisStore:
     """Commands and scripts against one Redis. Replies are what RESP2 carries: bytes, int, None or lists.
 
@@ -246,6 +256,10 @@ class RedisStore:
             _log.error("redis_down", error=type(error).__name__)
 
 
+def _plain(error: BaseException) -> str:
+    return str(error).rstrip(".")
+
+
 def _down(error: BaseException, kind: type[DependencyDown]) -> DependencyDown:
     return kind(f"redis does not answer ({type(error).__name__})")
 
@@ -254,6 +268,7 @@ _TROUBLE = (
     TimeoutError,
     OSError,
     redis.exceptions.ConnectionError,
+    redis.exceptions.InvalidResponse,  # What answers is no Redis, or speaks TLS.
     redis.exceptions.TimeoutError,
     redis.exceptions.ReadOnlyError,
     redis.exceptions.OutOfMemoryError,
@@ -262,6 +277,11 @@ _TROUBLE = (
     redis.exceptions.AskError,
     redis.exceptions.MovedError,
     redis.exceptions.TryAgainError,
+)
+_NOT_LET_IN = (
+    redis.exceptions.AuthenticationError,
+    redis.exceptions.AuthorizationError,
+    redis.exceptions.NoPermissionError,
 )
 _LOOPBACK = (None, "localhost", "127.0.0.1", "::1")
 _UNABLE = ("NOREPLICAS ", "MISCONF ", "BUSY ")

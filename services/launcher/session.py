@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from services.chassis.fatal import FatalError
-from services.chassis.redis import connect
+from services.chassis.redis import connect, what_to_mend
 from services.chassis.tls import Tls
 from services.client import AsyncClient, Message, ServeError
 from services.commands.output import write_text
@@ -159,8 +159,8 @@ class Session:
             await store.execute("PING")
         except DependencyDown as exc:
             raise FatalError(
-                f"the Redis of REDIS_URL at {where.hostname}:{where.port} does not answer: "
-                "start it, or unset REDIS_URL"
+                f"the Redis of REDIS_URL at {where.hostname}:{where.port} {what_to_mend(exc)}, "
+                "or unset REDIS_URL"
             ) from exc
         finally:
             await store.close()

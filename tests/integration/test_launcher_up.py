@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.chassis.fatal import BusyPort, ConfigError
+from services.chassis.fatal import BusyPort
 from services.launcher.ports import Ports
 from services.launcher.supervisor import check_ports
 from services.launcher.topology import Model, Suite, plan
@@ -197,21 +197,6 @@ async def test_with_tls_it_comes_up_and_its_commands_work(tmp_path: Path, short_
         code, out, _ = await launcher.quire("status", "--json")
         assert code == 1
         assert set(json.loads(out)["up"].values()) == {False}
-
-
-async def test_with_tls_a_plain_redis_elsewhere_is_one_line(tmp_path: Path) -> None:
-    config = tmp_path / "quire.toml"
-    config.write_text(configuration(make_certs(tmp_path / "certs")))
-    environment = {**os.environ, "QUIRE_CACHE": str(tmp_path), "REDIS_URL": "redis://:secret@cache:6379/0"}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.cli", "up", "--sim", "--config", str(config)),
-        stderr=asyncio.subprocess.PIPE,
-        env=environment,
-    )
-    _, err = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == ConfigError.exit_code
-    assert err.startswith(b"error: redis_url must begin with rediss://")
-    assert b"secret" not in err
 
 
 async def test_a_busy_port_is_one_line(tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from services.chassis.fatal import ConfigError
-from services.chassis.redis import Breaker, RedisStore, Script, connect
+from services.chassis.redis import Breaker, RedisStore, Script, connect, what_to_mend
 from services.domain.errors import DependencyDown
+from tests.fakes.valkey import Valkey
 
 
 class Proxy:
@@ -208,6 +210,38 @@ async def test_no_server_at_all_is_a_dependency_down() -> None:
     async with store_on(1) as store:
         with pytest.raises(DependencyDown):
             await store.execute("PING")
+
+
+async def test_a_server_that_is_no_redis_is_a_dependency_down() -> None:
+    async def answer_as_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer_as_http, "127.0.0.1", 0)
+    async with server, store_on(server.sockets[0].getsockname()[1]) as store:
+        with pytest.raises(DependencyDown) as caught:
+            await store.execute("PING")
+    assert what_to_mend(caught.value).startswith("answers, but not as Redis does")
+
+
+async def test_what_to_mend_tells_a_refused_password_from_a_redis_that_is_not_there(tmp_path: Path) -> None:
+    valkey = Valkey(tmp_path)
+    await valkey.start()
+    admin = connect(valkey.url, limit_s=20.0)
+    await admin.execute("CONFIG", "SET", "requirepass", "right")
+    wrong = connect(valkey.url.replace("//", "//:not-so@"), limit_s=20.0)
+    with pytest.raises(DependencyDown) as refused:
+        await wrong.execute("PING")
+    assert "invalid username-password pair" in what_to_mend(refused.value)
+    assert "not-so" not in what_to_mend(refused.value)
+    await asyncio.gather(admin.close(), wrong.close())
+    await valkey.stop()
+    async with store_on(valkey.port) as store:
+        with pytest.raises(DependencyDown) as gone:
+            await store.execute("PING")
+    assert what_to_mend(gone.value).endswith("start it")
 
 
 def test_the_breaker_opens_probes_once_and_closes() -> None:
