@@ -1,14 +1,18 @@
 """What a gateway does while the quota store does not answer: each tenant's declared policy.
 
 Wraps a store and keeps count of what it admitted without it, until the store knows of that and has room for
-more. Knows nothing of limits: while the store answers, its word is final.
+more. Remembers which idempotency keys it admitted, for a store that is away or came back without them. Knows
+nothing of limits: while the store answers, its word is final.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.core.limit_status import LimitStatus
+from gateway.core.used_keys import UsedKeys
 from gateway.stores.quota import (
+    REMEMBER_S,
     Batch,
     QuotaStore,
     Reservation,
@@ -18,6 +22,7 @@ from gateway.stores.quota import (
     Settlement,
     Spent,
 )
+from gateway.stores.quota_refusals import duplicate
 from services.domain.errors import DependencyDown
 from services.domain.ids import RequestId, TenantId
 from services.domain.limits import Account
@@ -45,10 +50,15 @@ class OutagePolicy:
     all that counted: then the tenant is within its limits. So never more than the allowance passes them, over
     all gateways `gateways * allowance`, however long an outage is and however often it comes. Only a limit of
     one key, class or model that the admitted request has no part in may be passed by that again.
+
+    Args:
+        clock: Seconds, never set back.
     """
 
-    def __init__(self, store: QuotaStore) -> None:
+    def __init__(self, store: QuotaStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
+        self._clock = clock
+        self._keys = UsedKeys(REMEMBER_S)
         self._grants: dict[RequestId, _Grant] = {}
 
     @property
@@ -57,6 +67,20 @@ class OutagePolicy:
         return len(self._grants)
 
     async def reserve(self, reservation: Reservation) -> LimitStatus:
+        key, tenant = reservation.idempotency_key, reservation.account.tenant
+        if not key:
+            return await self._admit(reservation)
+        # Before the store is asked: two of one key that it lets wait would both be granted.
+        owner = self._keys.claim(tenant, key, reservation.id, self._clock())
+        if owner != reservation.id:
+            raise duplicate(owner)
+        try:
+            return await self._admit(reservation)
+        except BaseException:
+            self._keys.release(tenant, key, reservation.id)
+            raise
+
+    async def _admit(self, reservation: Reservation) -> LimitStatus:
         tenant = reservation.account.tenant
         # What the store is told while it decides is not in its answer.
         known = [name for name, grant in self._grants.items() if grant.is_known and grant.tenant == tenant]
@@ -73,6 +97,8 @@ class OutagePolicy:
 
     def ended(self, settlement: Settlement) -> None:
         """A request has ended, whatever the store knows: only what it used counts from now on."""
+        if not settlement.num_tokens:
+            self._keys.release(settlement.account.tenant, settlement.idempotency_key, settlement.id)
         grant = self._grants.get(settlement.id)
         if grant is None:
             return

@@ -25,6 +25,9 @@ CHILD_ENVIRONMENT = {
 GUARD = "services.launcher.guard"
 """The module that runs a foreign program, and ends it when the launcher has gone."""
 
+REDIS_LOG = "redis-log"
+"""Below the folder of a run: what our own Redis finds again when it is started again."""
+
 
 class Health(Enum):
     """How a process says that it is up."""
@@ -153,13 +156,14 @@ def _redis(suite: Suite) -> Process:
     server: tuple[str, ...] = (suite.redis_binary, "--port", str(suite.ports.redis), "--bind", LOOPBACK)
     if socket is not None:
         server = (suite.redis_binary, "--port", "0", "--unixsocket", str(socket), "--unixsocketperm", "700")
-    # A cache of this one run: nothing in it outlives the processes that fill it.
-    memory_only = ("--save", "", "--appendonly", "no", "--dir", str(suite.redis_folder))
+    # Started again after a crash, it goes on with the keys, counters and tenants of this run.
+    # No fsync: what the kernel holds outlives the process, and no other run ever reads it.
+    log = ("--save", "", "--appendonly", "yes", "--appendfsync", "no", "--appenddirname", REDIS_LOG)
     # Its housekeeping twice a second, not ten times: it holds little, and what has expired is never served.
     seldom = ("--hz", "2")
     return Process(
         name="redis",
-        command=(suite.python, "-m", GUARD, *server, *memory_only, *seldom),
+        command=(suite.python, "-m", GUARD, *server, *log, *seldom, "--dir", str(suite.redis_folder)),
         port=suite.ports.redis,
         socket=socket,
         health=Health.REDIS,

@@ -30,7 +30,7 @@ from services.launcher.models import find_models, names
 from services.launcher.ports import LOOPBACK, Ports
 from services.launcher.session import Session
 from services.launcher.supervisor import check_ports
-from services.launcher.topology import Model, Suite, plan, redis_socket
+from services.launcher.topology import REDIS_LOG, Model, Suite, plan, redis_socket
 from worker.devices import device_nodes
 
 KEPT_RUNS = 20
@@ -111,7 +111,10 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     suite = dataclasses.replace(suite, models=models)
-    return asyncio.run(Session(suite, folder, console, demo=config.demo, tls=tls).serve())
+    try:
+        return asyncio.run(Session(suite, folder, console, demo=config.demo, tls=tls).serve())
+    finally:
+        shutil.rmtree(folder / REDIS_LOG, ignore_errors=True)
 
 
 def make_run_folder(cache: Path) -> Path:
@@ -123,7 +126,7 @@ def make_run_folder(cache: Path) -> Path:
     runs = cache / "run"
     try:
         folder = runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-        folder.mkdir(parents=True)
+        folder.mkdir(mode=0o700, parents=True)
         link = runs / f".{folder.name}"
         link.symlink_to(folder.name)
         link.replace(runs / "latest")

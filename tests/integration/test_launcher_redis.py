@@ -1,13 +1,57 @@
-"""`quire up` with a Redis of the user's own that cannot be used: one line, and nothing is started."""
+"""`quire up` and Redis: its own comes back from a crash as it was; one elsewhere that is none is one line."""
 
 import asyncio
+import contextlib
 import os
 import sys
 from pathlib import Path
 
 from services.chassis.fatal import ConfigError, FatalError
+from services.chassis.redis import connect
+from services.domain.errors import DependencyDown
+from services.launcher.ports import Ports
+from services.launcher.topology import Model, Suite, plan, redis_url
+from services.launcher.up import find_redis
 from tests.fakes.certificates import configuration, make_certs
+from tests.fakes.valkey import eventually
 from tests.integration.test_launcher_up import free_offset
+
+
+async def test_the_embedded_redis_comes_back_from_a_crash_as_it_was(tmp_path: Path) -> None:
+    suite = Suite(
+        models=(Model("m", Path()),),
+        num_workers=1,
+        sim=True,
+        python=sys.executable,
+        ports=Ports(free_offset()),
+        redis_binary=find_redis(),
+        redis_folder=tmp_path,
+    )
+    (command,) = (process.command for process in plan(suite) if process.name == "redis")
+    redis = connect(redis_url(suite), limit_s=20.0)
+
+    async def answers() -> bool:
+        with contextlib.suppress(DependencyDown):
+            return bool(await redis.execute("PING"))
+        return False
+
+    async def started() -> asyncio.subprocess.Process:
+        # Without its guard, so that it is the store itself that is killed.
+        process = await asyncio.create_subprocess_exec(*command[command.index(suite.redis_binary) :])
+        await eventually(answers)
+        return process
+
+    process = await started()
+    try:
+        await redis.execute("SET", "key", "order-1")
+        process.kill()
+        await process.wait()
+        process = await started()
+        assert await redis.execute("GET", "key") == b"order-1"
+    finally:
+        process.kill()
+        await process.wait()
+        await redis.close()
 
 
 async def test_with_tls_a_plain_redis_elsewhere_is_one_line(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import pytest
 from services.chassis.fatal import BusyPort
 from services.launcher.ports import Ports
 from services.launcher.supervisor import check_ports
-from services.launcher.topology import Model, Suite, plan
+from services.launcher.topology import REDIS_LOG, Model, Suite, plan
 from tests.fakes.certificates import configuration, make_certs, metrics_of
 from tests.fakes.valkey import eventually
 
@@ -147,7 +147,9 @@ async def test_it_comes_up_serves_and_drains(tmp_path: Path) -> None:
         launcher.process.send_signal(signal.SIGTERM)
         assert (await launcher.end())[0] == 0
         await none_left(family)
-        assert {path.name for path in (tmp_path / "run" / "latest").iterdir()} >= {"gateway.log", "redis.log"}
+        left = {path.name for path in (tmp_path / "run" / "latest").iterdir()}
+        assert left >= {"gateway.log", "redis.log"}
+        assert REDIS_LOG not in left
 
 
 async def test_told_twice_it_ends_at_once_and_leaves_no_process(tmp_path: Path) -> None:

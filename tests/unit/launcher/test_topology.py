@@ -100,11 +100,12 @@ def test_a_redis_of_the_users_own_is_used_and_not_started() -> None:
     assert processes["gateway"].needs == ()
 
 
-def test_the_embedded_redis_listens_on_loopback_and_keeps_nothing() -> None:
+def test_the_embedded_redis_listens_on_loopback_and_keeps_what_this_run_knows() -> None:
     redis = by_name(BASE)["redis"]
     assert redis.health is Health.REDIS
     assert flag(redis, "--bind") == ["127.0.0.1"]
-    assert flag(redis, "--appendonly") == ["no"]
+    assert flag(redis, "--appendonly") == ["yes"]
+    assert flag(redis, "--dir") == [str(BASE.redis_folder)]
 
 
 def test_with_tls_the_embedded_redis_listens_on_no_port_and_all_know_its_socket() -> None:
