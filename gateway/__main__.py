@@ -94,7 +94,7 @@ async def serve(config: GatewayConfig, declared: DeclaredTenants, tls: DoorsTls,
     )
     server, health, port, certificate_port = build_server(config, parts, tls)
     admin, admin_health, admin_port = build_admin_server(config, parts, tls)
-    http, http_port = build_http(config, parts, tls)
+    http, http_port = build_http(config, parts, tls, metrics)
     probes = Probes(
         config.probe_port,
         is_ready=lambda: parts.is_ready,
@@ -187,7 +187,9 @@ def build_admin_server(
     return server, health, bind(server, address, credentials=tls.admin_door())
 
 
-def build_http(config: GatewayConfig, parts: Parts, tls: DoorsTls) -> tuple[HttpServer, int]:
+def build_http(
+    config: GatewayConfig, parts: Parts, tls: DoorsTls, metrics: Metrics
+) -> tuple[HttpServer, int]:
     """Return the HTTP door, bound and not running, and its port."""
     app = build_app(
         parts.generate,
@@ -197,7 +199,8 @@ def build_http(config: GatewayConfig, parts: Parts, tls: DoorsTls) -> tuple[Http
         serialized=parts.metrics.serialized,
         max_body_bytes=SETTINGS.max_message_bytes,
     )
-    http = HttpServer(app, host=config.host, tls=None if tls.public is None else tls.public.context())
+    public = None if tls.public is None else tls.public.context()
+    http = HttpServer(app, host=config.host, metrics=metrics, tls=public)
     return http, http.bind(config.http_port)
 
 

@@ -90,6 +90,9 @@ class GatewayMetrics:
         self._pending = metrics.gauge(
             "quire_settlements_pending", "Settlements that the store does not have yet"
         )
+        self._outage_grants = metrics.gauge(
+            "quire_outage_grants", "Requests admitted without the store that use up an outage allowance"
+        )
         self._lost = metrics.counter(
             "quire_settlements_lost_total", "Settlements given up in an outage: more than are kept"
         )
@@ -112,12 +115,13 @@ class GatewayMetrics:
         """Once per request, when its first token is delivered."""
         self._ttft.observe(ttft_s, model)
 
-    def levels(self, live: Mapping[str, tuple[int, float]], num_pending: int) -> None:
-        """Set the gauges from the live table: state -> (requests, age of the oldest)."""
+    def levels(self, live: Mapping[str, tuple[int, float]], *, num_pending: int, num_granted: int) -> None:
+        """Set the gauges; `live` is of the live table: state -> (requests, age of the oldest)."""
         for state, (num, age_s) in live.items():
             self._requests.set(num, state)
             self._oldest.set(age_s, state)
         self._pending.set(num_pending)
+        self._outage_grants.set(num_granted)
 
     def finished(self, outcome: Outcome) -> None:
         """Once per request: count it."""

@@ -75,6 +75,7 @@ class Parts:
     scheduler: SchedulerLink
     workers: WorkerLinks
     settler: Settler
+    outages: OutagePolicy
     table: LiveTable
     changed: asyncio.Event
     """Set when `is_ready` may have changed, draining aside."""
@@ -91,7 +92,11 @@ class Parts:
 
     def observe_levels(self) -> None:
         """Set the gauges; done before each exposition."""
-        self.metrics.levels(self.table.levels(time.monotonic()), self.settler.num_pending)
+        self.metrics.levels(
+            self.table.levels(time.monotonic()),
+            num_pending=self.settler.num_pending,
+            num_granted=self.outages.num_granted,
+        )
 
 
 def build_parts(
@@ -171,6 +176,7 @@ def build_parts(
         scheduler=scheduler,
         workers=workers,
         settler=settler,
+        outages=store,
         table=table,
         changed=changed,
     )

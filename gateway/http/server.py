@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from gateway.http.credentials import names_of
 from gateway.http.errors import body_of
 from services.chassis.grpc import require_free_port
+from services.chassis.metrics import Metrics
 from services.chassis.ticks import until_tick
 from services.domain.errors import InvalidField
 
@@ -47,7 +48,9 @@ _BAD_REQUEST = (
 class HttpServer:
     """One listening door: `bind`, then `run` in the background, then `stop`."""
 
-    def __init__(self, app: ASGIApp, *, host: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, *, host: str, metrics: Metrics, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._host = host
         self._tls = tls
         self._server = _Uvicorn(
@@ -66,6 +69,8 @@ class HttpServer:
         )
         self._socket: socket.socket | None = None
         self._ended = asyncio.Event()
+        gauge = metrics.gauge("quire_http_connections", "Clients connected to the HTTP door")
+        metrics.before_render(lambda: gauge.set(self.num_connections))
 
     @property
     def num_connections(self) -> int:

@@ -9,12 +9,12 @@ import pytest
 from kvmanager.copy_writer import CopyWriter
 from kvmanager.core.index_copy import IndexCopy
 from kvmanager.core.prefix_index import PrefixIndex, WorkerKey
-from kvmanager.stores.memory import MemoryIndexCopy
 from kvmanager.stores.redis import TTL_S, WORKERS_KEY, RedisIndexCopy
 from services.chassis.redis import RedisStore, connect
 from services.domain.block_hash import hash_blocks
 from services.domain.errors import DependencyDown
 from services.domain.ids import BlockHash, Epoch, Namespace, WorkerId
+from tests.fakes.index_copy_memory import MemoryIndexCopy
 from tests.fakes.valkey import Valkey, eventually
 
 W0, W1 = WorkerId("worker-0"), WorkerId("worker-1")

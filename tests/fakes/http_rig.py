@@ -83,7 +83,7 @@ async def http_rig(**options: Any) -> AsyncIterator[HttpRig]:
             serialized=rig.parts.metrics.serialized,
             max_body_bytes=MAX_BODY_BYTES,
         )
-        server = HttpServer(app, host="127.0.0.1")
+        server = HttpServer(app, host="127.0.0.1", metrics=rig.metrics)
         port = server.bind(0)
         serving = asyncio.create_task(server.run())
         client = openai_client(port)

@@ -7,10 +7,10 @@ from kvmanager.core.prefix_index import WorkerKey
 from kvmanager.manager import Manager
 from kvmanager.messages import Answer, CacheChange, Query, SnapshotPart
 from kvmanager.metrics import IndexMetrics
-from kvmanager.stores.memory import MemoryIndexCopy
 from services.chassis.metrics import Metrics
 from services.domain.ids import BlockHash, Epoch, Namespace, TenantId, WorkerId
 from services.domain.slices import NO_SLICES, SliceInForce, SlicesInForce
+from tests.fakes.index_copy_memory import MemoryIndexCopy
 
 T = TenantId("t")
 W0, W1 = WorkerId("worker-0"), WorkerId("worker-1")

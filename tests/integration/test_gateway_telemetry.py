@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.fakes.gateway_rig import Rig, a_request, gateway_rig, generate
+from tests.fakes.quota_memory import MemoryQuota
 from tests.fakes.worker_server import endless
 
 STATES = ("preparing", "waiting", "placed", "running")
@@ -49,6 +50,24 @@ async def test_the_time_to_the_first_token_is_from_arrival_to_delivery(rig: Rig)
     assert rig.metric(f"{name}_count", model="tiny") == 1
     assert rig.metric(f"{name}_sum", model="tiny") == pytest.approx(ttft_s, rel=1e-3)
     assert 0.05 <= ttft_s <= time.monotonic() - began
+
+
+async def test_requests_admitted_without_the_store_are_in_a_gauge_until_it_takes_another() -> None:
+    quota = MemoryQuota(time.time)
+
+    def granted(rig: Rig) -> float:
+        rig.parts.observe_levels()
+        return rig.metric("quire_outage_grants")
+
+    async with gateway_rig(quota=quota) as rig:
+        assert granted(rig) == 0
+        quota.is_down = True
+        await generate(rig)
+        assert granted(rig) == 1
+        quota.is_down = False
+        await rig.settled()
+        await generate(rig)
+        assert granted(rig) == 0
 
 
 @pytest.mark.failure("B160")

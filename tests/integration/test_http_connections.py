@@ -13,6 +13,7 @@ from gateway.http import server as http_server
 from gateway.http.server import HttpServer
 from services.chassis.fatal import BusyPort
 from services.chassis.grpc import HealthControl
+from services.chassis.metrics import Metrics
 from services.domain.errors import NoWorker
 from tests.fakes.http_rig import HttpRig, http_rig
 from tests.fakes.worker_server import says
@@ -26,7 +27,7 @@ async def http() -> AsyncIterator[HttpRig]:
 
 async def test_a_busy_port_is_said_at_once(http: HttpRig) -> None:
     with pytest.raises(BusyPort):
-        HttpServer(http.app, host="127.0.0.1").bind(http.port)
+        HttpServer(http.app, host="127.0.0.1", metrics=Metrics()).bind(http.port)
 
 
 async def connect(http: HttpRig) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -103,6 +104,22 @@ async def test_a_draining_door_finishes_its_streams_and_sends_new_calls_away() -
         assert (await stream).text.endswith("[DONE]\n\n")
         await draining
         assert http.server.num_connections == 0
+
+
+async def test_clients_that_are_connected_are_in_a_gauge() -> None:
+    async with http_rig() as http:
+
+        def connected() -> float:
+            http.rig.metrics.render()
+            return http.rig.metric("quire_http_connections")
+
+        assert connected() == 0
+        writers = [(await asyncio.open_connection("127.0.0.1", http.port))[1] for _ in range(2)]
+        await http.rig.until(lambda: connected() == 2)
+        writers.pop().close()
+        await http.rig.until(lambda: connected() == 1)
+        writers.pop().close()
+        await http.rig.until(lambda: connected() == 0)
 
 
 async def test_the_port_is_closed_and_streams_are_told_when_the_door_stops() -> None:

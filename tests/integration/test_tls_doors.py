@@ -18,6 +18,7 @@ from gateway.service import GatewayService
 from protos.gateway.v1 import gateway_pb2, gateway_pb2_grpc
 from services.chassis.errors import ErrorInterceptor
 from services.chassis.grpc import bind, create_channel, create_server
+from services.chassis.metrics import Metrics
 from services.chassis.tls import Tls
 from services.client import AsyncClient
 from services.domain.errors import BadCredential, ServeError
@@ -96,7 +97,7 @@ async def open_doors(redis_url: str, folder: Path) -> AsyncIterator[Doors]:
             serialized=parts.metrics.serialized,
             max_body_bytes=65536,
         )
-        http = HttpServer(app, host="127.0.0.1", tls=tls.context())
+        http = HttpServer(app, host="127.0.0.1", metrics=Metrics(), tls=tls.context())
         http_port = http.bind(0)
         serving = asyncio.create_task(http.run())
         try:

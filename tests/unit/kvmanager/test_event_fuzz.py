@@ -5,9 +5,9 @@ import random
 import pytest
 
 from kvmanager.messages import CacheChange, SnapshotPart
-from kvmanager.stores.memory import MemoryIndexCopy
 from services.domain.block_hash import hash_blocks
 from services.domain.ids import BlockHash
+from tests.fakes.index_copy_memory import MemoryIndexCopy
 from tests.fakes.kv_fleet import W0, FakeLink, Fleet
 
 BLOCKS = hash_blocks(range(16 * 200), salt=b"t")

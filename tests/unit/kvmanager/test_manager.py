@@ -8,12 +8,12 @@ from kvmanager.core.prefix_index import WorkerKey
 from kvmanager.core.slices import GONE_HOLD_S, JOIN_S
 from kvmanager.known_worker import DROP_AFTER_S
 from kvmanager.manager import COPY_GRACE_S
-from kvmanager.stores.memory import MemoryIndexCopy
 from services.domain.block_hash import hash_blocks
 from services.domain.errors import StaleAttempt
 from services.domain.ids import Epoch, Namespace
 from services.domain.miss_reason import MissReason
 from services.domain.slices import SliceInForce, SlicesInForce
+from tests.fakes.index_copy_memory import MemoryIndexCopy
 from tests.fakes.kv_fleet import TICK_S, W0, W1, Fleet, T
 
 BLOCKS = hash_blocks(range(16 * 200), salt=b"t")

@@ -1,4 +1,4 @@
-"""A copy of the prefix index in this process: stands in for Redis in tests and simulations.
+"""An IndexCopy in memory, for tests of what stands above it; passes the same contract suite as Redis.
 
 Outlives a manager, not the process.
 """
