@@ -1,17 +1,18 @@
 """Compares every kernel on the device with its reference, before anything is timed.
 
-Shapes are the table's heads, groups and rows with short contexts. Knows kernels and references; knows
-nothing of time. What an interpreter cannot show is shown here first: that the sums of a device are as good as
-NumPy's, and that a row's bits do not depend on the rows beside it.
+Shapes are the table's heads, groups and rows with short contexts, and wide heads under a window. Knows
+kernels and references; knows nothing of time. What an interpreter cannot show is shown here first: that
+the sums of a device are as good as NumPy's, and that a row's bits do not depend on the rows beside it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bench.gpu.attention_rows import filled, layout_of
+from bench.gpu.attention_rows import PAGE_SIZE, filled, layout_of
 from bench.gpu.context import BenchContext
 from bench.gpu.linear_rows import int4_matrix, int8_matrix, quantised
 from services.domain.kv_layout import KvFormat
@@ -31,6 +32,8 @@ from worker.kernels.rms_norm_triton import rms_norm
 
 _RELATIVE = 2.0**-6
 """Two roundings to bfloat16, relative to the largest number that is compared."""
+_SOFT_CAP = 1.0
+"""Bends the scores of normal numbers by a tenth and more."""
 
 
 class BitsDiffer(AssertionError):
@@ -45,13 +48,23 @@ class Check:
     run: Callable[[BenchContext], None]
 
 
-def check_decode(context: BenchContext, kv_format: KvFormat) -> None:
-    """Compare decode attention with the formula, and with the bits of the ragged kernel."""
+def check_decode(
+    context: BenchContext, kv_format: KvFormat, *, page_size: int = PAGE_SIZE, is_masked: bool = False
+) -> None:
+    """Compare decode attention with the formula, and with the bits of the ragged kernel.
+
+    Args:
+        context: Device and shapes.
+        kv_format: Of the pages.
+        page_size: Tokens in a page.
+        is_masked: Whether there is a window, of a third of the longest context, and a cap.
+    """
     lengths = [length for length in (1, 17, 1000, 2048) if length <= context.sizes.decode_context]
-    kv, batch = filled(context, layout_of(context, kv_format), contexts=lengths, rows=[1] * len(lengths))
+    layout = replace(layout_of(context, kv_format), page_size=page_size)
+    kv, batch = filled(context, layout, contexts=lengths, rows=[1] * len(lengths))
+    how = _how(context, max(lengths), is_masked=is_masked)
     q = _queries(context, len(lengths))
     ours, ragged = (torch.full_like(q, torch.nan) for _ in range(2))
-    scale = context.sizes.head_dim**-0.5
     memory = SplitMemory.allocate(
         num_sequences=len(lengths),
         max_context=max(lengths),
@@ -59,26 +72,40 @@ def check_decode(context: BenchContext, kv_format: KvFormat) -> None:
         head_dim=context.sizes.head_dim,
         device=context.device,
     )
-    decode_attention(q, kv, ours, batch, memory, lanes=memory.tops.shape[1], scale=scale)
-    _assert_near(ours, attend_plainly(q, kv, batch, scale))
+    decode_attention(q, kv, ours, batch, memory, lanes=memory.tops.shape[1], **how)
+    _assert_near(ours, attend_plainly(q, kv, batch, **how))
     by_one = torch.full_like(q, torch.nan)
-    decode_attention(q, kv, by_one, batch, memory, lanes=1, scale=scale)
+    decode_attention(q, kv, by_one, batch, memory, lanes=1, **how)
     _assert_same_bits(by_one, ours, "lanes move bits")
-    ragged_attention(q, kv, ragged, batch, scale=scale)
+    ragged_attention(q, kv, ragged, batch, **how)
     _assert_near(ours, ragged)
     _assert_same_bits(ours, ragged, "decode and ragged attention give a row different bits")
 
 
-def check_prefill(context: BenchContext, kv_format: KvFormat) -> None:
-    """Compare a prompt, and the end of another one, with the formula."""
+def check_prefill(
+    context: BenchContext, kv_format: KvFormat, *, page_size: int = PAGE_SIZE, is_masked: bool = False
+) -> None:
+    """Compare a prompt, and the end of another one, with the formula; arguments are `check_decode`'s."""
     whole = min(512, context.sizes.prefill_tokens)
     lengths, rows = [whole, whole // 2], [whole, max(1, whole // 8)]
-    kv, batch = filled(context, layout_of(context, kv_format), contexts=lengths, rows=rows)
+    layout = replace(layout_of(context, kv_format), page_size=page_size)
+    kv, batch = filled(context, layout, contexts=lengths, rows=rows)
+    how = _how(context, whole, is_masked=is_masked)
     q = _queries(context, sum(rows))
     ours = torch.full_like(q, torch.nan)
-    scale = context.sizes.head_dim**-0.5
-    ragged_attention(q, kv, ours, batch, scale=scale)
-    _assert_near(ours, attend_plainly(q, kv, batch, scale))
+    ragged_attention(q, kv, ours, batch, **how)
+    _assert_near(ours, attend_plainly(q, kv, batch, **how))
+
+
+def _wide(context: BenchContext) -> BenchContext:
+    """Return a run with heads of 256, as Gemma's."""
+    return replace(context, sizes=replace(context.sizes, head_dim=256))
+
+
+def _how(context: BenchContext, longest: int, *, is_masked: bool) -> dict[str, Any]:
+    """Return scale, window and cap, as attention takes them."""
+    masks = {"window": longest // 3, "soft_cap": _SOFT_CAP} if is_masked else {}
+    return {"scale": context.sizes.head_dim**-0.5, **masks}
 
 
 def check_w4a16(context: BenchContext) -> None:
@@ -95,12 +122,16 @@ def check_w4a16(context: BenchContext) -> None:
 
 
 def check_w8a8(context: BenchContext) -> None:
-    """Compare products of quantised rows."""
+    """Compare products of quantised rows, and a row alone with the same row among others."""
     weight = int8_matrix(context, *_shape(context))
     x = quantised(context.noise(min(128, context.sizes.many_rows), weight.in_features))
     ours, theirs = _multiply(x, weight), torch.empty(len(x[0]), weight.out_features, device=x[0].device)
     packed_linear_int8(x, weight, theirs)
     _assert_near(ours, theirs)
+    first = tuple(part[:1] for part in x)
+    _assert_same_bits(
+        _multiply(first, weight), ours[:1], f"a row's bits change beside {len(x[0]) - 1} others"
+    )
 
 
 def check_fused_rows(context: BenchContext) -> None:
@@ -130,13 +161,24 @@ CHECKS = (
     Check("decode attention int8", lambda context: check_decode(context, KvFormat.INT8)),
     Check("ragged attention bf16", lambda context: check_prefill(context, KvFormat.BF16)),
     Check("ragged attention int8", lambda context: check_prefill(context, KvFormat.INT8)),
+    # As Gemma's: wide heads under a window and a cap, in larger pages.
+    Check(
+        "decode attention d256",
+        lambda context: check_decode(_wide(context), KvFormat.INT8, page_size=64, is_masked=True),
+    ),
+    Check(
+        "ragged attention d256",
+        lambda context: check_prefill(_wide(context), KvFormat.INT8, page_size=64, is_masked=True),
+    ),
     Check("w4a16", check_w4a16),
     Check("w8a8", check_w8a8),
     Check("norm and gate", check_fused_rows),
 )
 
 
-def attend_plainly(q: Tensor, kv: LayerKv, batch: PagedBatch, scale: float) -> Tensor:
+def attend_plainly(
+    q: Tensor, kv: LayerKv, batch: PagedBatch, *, scale: float, window: int = 0, soft_cap: float = 0
+) -> Tensor:
     """Return causal attention by its formula, in float32 from the numbers as they are stored."""
     _, page_size, head_dim = kv.shape
     num_heads = q.shape[1] // head_dim
@@ -150,8 +192,12 @@ def attend_plainly(q: Tensor, kv: LayerKv, batch: PagedBatch, scale: float) -> T
         )
         rows = q[first:last].float().view(last - first, num_heads, head_dim).transpose(0, 1)
         position = torch.arange(length - (last - first), length, device=q.device)
-        seen = torch.arange(length, device=q.device) <= position.unsqueeze(1)
-        scores = (rows @ keys.transpose(1, 2) * scale).masked_fill(~seen, -torch.inf)
+        behind = position.unsqueeze(1) - torch.arange(length, device=q.device)
+        seen = (behind >= 0) & (behind < (window or length))
+        scores = rows @ keys.transpose(1, 2) * scale
+        if soft_cap:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        scores = scores.masked_fill(~seen, -torch.inf)
         out[first:last] = (scores.softmax(-1) @ values).transpose(0, 1).flatten(1)
     return out
 
