@@ -67,24 +67,27 @@ async def fit(
         try:
             smaller = models.find_for(tenant, reductions.smaller_model)
             options_there = check(request, tenant, smaller.profile, seed, models.bands)
-            fitted = await _fit(request, tenant, salts, smaller, options_there, reductions, encoder)
+            fitted = await _fit(
+                request, tenant, smaller, options_there, reductions, salts=salts, encoder=encoder
+            )
         except (InvalidField, NotYours, NoWorker, UnknownModel):
             pass  # What does not fit the smaller model, or may not call it, is served by its own.
         else:
             # A ladder that is the parent's may name what is an alias of this very model here.
             moved = [Degraded(Step.SMALLER_MODEL, name, smaller.local.name)] * (smaller.local.name != name)
             return dataclasses.replace(fitted, degraded=(*held, *fitted.degraded, *moved))
-    fitted = await _fit(request, tenant, salts, model, options, reductions, encoder)
+    fitted = await _fit(request, tenant, model, options, reductions, salts=salts, encoder=encoder)
     return dataclasses.replace(fitted, degraded=(*held, *fitted.degraded))
 
 
 async def _fit(
     request: GenerationRequest,
     tenant: Tenant,
-    salts: Salts,
     model: ServedModel,
     options: Options,
     reductions: Reductions,
+    *,
+    salts: Salts,
     encoder: PromptEncoder,
 ) -> Fitted:
     max_tokens = most_prompt_tokens(request, tenant, options, model.profile)

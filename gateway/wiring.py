@@ -126,15 +126,18 @@ def build_parts(
     changed = asyncio.Event()
     table = LiveTable(max_live)
     terms = CurrentTerms(tenants, table, settings.long_from_tokens)
-    scheduler = _scheduler_link(host, name, scheduler_channel, tenants, terms, changed)
-    workers = WorkerLinks(name=name, epoch=lambda: host.epoch, build=BUILD, spawn=host.spawn, tls=tls)
-    book = ModelBook(
-        models,
-        lambda: scheduler.models,
-        lambda: scheduler.bands or Bands(),
-        lambda: scheduler.tenant_steps,
+    scheduler = _scheduler_link(
+        host, scheduler_channel, name=name, tenants=tenants, terms=terms, changed=changed
     )
-    admin = _admin_parts(host, tenants, tenant_log, server_key, auth, scheduler, book, changed)
+    workers = WorkerLinks(name=name, epoch=lambda: host.epoch, build=BUILD, spawn=host.spawn, tls=tls)
+    book = _model_book(models, scheduler)
+    feed = _tenant_feed(host, tenants, tenant_log, auth, scheduler, changed=changed)
+    admin = AdminParts(
+        feed=feed,
+        log=tenant_log,
+        tenants=TenantAdmin(feed, book.names),
+        keys=KeyAdmin(feed, tenant_log, server_key),
+    )
     encoder = PromptEncoder(executor, gateway_metrics.tokenized)
     store = OutagePolicy(quota)
     budgets = BudgetEnforcement(table)
@@ -194,8 +197,9 @@ def _settler(
 
 def _scheduler_link(
     host: Host,
-    name: str,
     channel: grpc.aio.Channel,
+    *,
+    name: str,
     tenants: TenantDirectory,
     terms: CurrentTerms,
     changed: asyncio.Event,
@@ -214,18 +218,26 @@ def _scheduler_link(
     return link
 
 
-def _admin_parts(
+def _model_book(models: Sequence[LocalModel], scheduler: SchedulerLink) -> ModelBook:
+    """Return the models of this gateway as the scheduler says they are served."""
+    return ModelBook(
+        models,
+        lambda: scheduler.models,
+        lambda: scheduler.bands or Bands(),
+        lambda: scheduler.tenant_steps,
+    )
+
+
+def _tenant_feed(
     host: Host,
     tenants: TenantDirectory,
     log: TenantLog,
-    server_key: bytes,
     auth: Authenticator,
     scheduler: SchedulerLink,
-    models: ModelBook,
+    *,
     changed: asyncio.Event,
-) -> AdminParts:
-    """Return what tenants and keys are administered by; they follow the store from now on, and the scheduler
-    hears of edits."""
+) -> TenantFeed:
+    """Return what keeps tenants and keys as the store has them, started; the scheduler hears of edits."""
 
     def on_change() -> None:
         scheduler.edited()
@@ -233,5 +245,4 @@ def _admin_parts(
 
     feed = TenantFeed(tenants, log, auth.take_used, on_change)
     host.spawn(feed.run(), name="tenants")
-    admin = TenantAdmin(feed, models.names)
-    return AdminParts(feed=feed, log=log, tenants=admin, keys=KeyAdmin(feed, log, server_key))
+    return feed
