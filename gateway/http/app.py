@@ -26,15 +26,16 @@ from gateway.core.request import Caller, GenerationRequest
 from gateway.http.answers import Answer, Events
 from gateway.http.edge import ABOUT, CALLER, TOLD, Edge
 from gateway.http.errors import BodyTooLarge, BodyTooSlow, response_of, response_of_route
+from gateway.http.json_body import read_json
 from gateway.http.owner import ClientGone, Patience, while_connected
-from gateway.http.parse import Call, parse_chat, parse_completion
+from gateway.http.parse import Call, parse_chat, parse_completion, with_key
 from gateway.http.render import ChatRenderer, CompletionRenderer, Renderer
 from gateway.http.server import ABORT
 from gateway.http.usage import usage_body
 from gateway.limit_lookup import LimitLookup, Subject
 from gateway.usage import UsageReports
 from services.domain.document_values import shown
-from services.domain.errors import InvalidField, ServeError, UnknownModel
+from services.domain.errors import ServeError, UnknownModel
 from services.domain.ids import RequestId
 from services.domain.usage import splits_of
 from services.rpc.gateway_values import ModelState
@@ -167,8 +168,10 @@ class _Door:
         except TimeoutError as error:
             raise BodyTooSlow(f"the body did not come within {BODY_LIMIT_S:.0f} seconds") from error
         if len(body) <= PARSE_HERE_BYTES:
-            return parse(_loads(body))
-        return await asyncio.to_thread(lambda: parse(_loads(body)))
+            call = parse(read_json(body))
+        else:
+            call = await asyncio.to_thread(lambda: parse(read_json(body)))
+        return with_key(call, request.headers.get("idempotency-key", ""))
 
     async def _body(self, request: Request) -> bytes:
         declared = request.headers.get("content-length", "")
@@ -268,13 +271,6 @@ class _EventStream(Response):
 
 def _nothing() -> None:
     pass
-
-
-def _loads(body: bytes) -> Any:
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise InvalidField("body", f"must be valid JSON, got {len(body)} bytes that are none") from error
 
 
 def _card(model: ModelState) -> dict[str, Any]:

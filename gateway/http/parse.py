@@ -3,6 +3,7 @@
 Source: OpenAI's API reference for completions and chat completions; vLLM's extra sampling fields.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,7 @@ _NOT_SERVED_COMPLETIONS: dict[str, Any] = _NOT_SERVED | {"suffix": None, "add_sp
 _NAMES = {
     "max_output_tokens": "max_tokens", "min_output_tokens": "min_tokens", "token_ids": "prompt",
     "chat.messages": "messages", "chat": "messages", "client_label": "user",
+    "idempotency_key": "Idempotency-Key",
 }  # fmt: skip
 """What the use case calls otherwise than the body."""
 
@@ -99,6 +101,17 @@ def parse_chat(body: Any) -> Call:
     if newest is not None:
         names["max_output_tokens"] = "max_completion_tokens"
     return _call(fields, (request,), names, logprobs=logprobs, ignored=ignored)
+
+
+def with_key(call: Call, key: str) -> Call:
+    """Return a call under the key that its header gave; prompts after the first have keys of their own."""
+    if not key:
+        return call
+    requests = (
+        dataclasses.replace(one, idempotency_key=f"{key}#{index}" if index else key)
+        for index, one in enumerate(call.requests)
+    )
+    return dataclasses.replace(call, requests=tuple(requests))
 
 
 def _refuse_formats(fields: Fields) -> None:
