@@ -36,9 +36,10 @@ class FaultWatch:
         self._not_closed: set[WorkerId] = set()
         self._gone: dict[WorkerId, tuple[Epoch, dict[RequestId, bytes]]] = {}
         """Boots that left without being told to, and the prompts that were there: they may come back."""
-        self._left_for: dict[WorkerBoot, set[bytes]] = {}
-        """Prompts that are tried elsewhere after a boot that is still here; it may be about to die."""
-        self._apart: dict[WorkerBoot, RequestKey] = {}
+        self._left_for: dict[WorkerBoot, dict[bytes, bool]] = {}
+        """Prompts that are tried elsewhere after a boot that is still here; it may be about to die. And
+        whether they were kept apart there."""
+        self._apart: dict[WorkerBoot, tuple[RequestKey, bytes]] = {}
         """The last suspect placed on a boot."""
 
     # What happens
@@ -49,9 +50,10 @@ class FaultWatch:
         key, digest = acquire.key, acquire.prompt_digest
         for worker, epoch in request.avoid:
             if not self._fleet.workers[worker].draining:
-                left_for = self._left_for.setdefault((worker, epoch), set())
+                left_for = self._left_for.setdefault((worker, epoch), {})
                 if len(left_for) < MAX_LEFT_FOR:
-                    left_for.add(digest)
+                    _, apart = self._apart.get((worker, epoch), (None, b""))
+                    left_for[digest] = left_for.get(digest, False) or apart == digest
                 self._of(worker).failed(RequestKey(key.request_id, key.attempt - 1), digest, now)
                 self._show(worker)
         return None if self.quarantine.is_empty else self._refusal(digest, now)
@@ -63,7 +65,7 @@ class FaultWatch:
             self._of(name).placed(request.key)
             self._show(name)
         if not self.quarantine.is_empty and self.quarantine.is_suspect(request.acquire.prompt_digest, now):
-            self._apart[worker.boot] = request.key
+            self._apart[worker.boot] = request.key, request.acquire.prompt_digest
 
     def reported(self, worker: WorkerId, report: Report, now: float) -> None:
         """A worker said what has ended, and whether it is stuck. To be called while that is still live."""
@@ -103,8 +105,8 @@ class FaultWatch:
     def gone(self, worker: WorkerCredits, now: float) -> list[bytes]:
         """A worker's stream broke; return the prompts quarantined by it. To be called while they are live."""
         name, boot = worker.boot
-        left_for = self._left_for.pop(worker.boot, set())
-        self._apart.pop(worker.boot, None)
+        left_for = self._left_for.pop(worker.boot, {})
+        suspect = self._apart.pop(worker.boot, None)
         if worker.draining:
             # It was told to leave: whoever comes back under its name begins anew.
             self.breakers.pop(name, None)
@@ -116,7 +118,11 @@ class FaultWatch:
         self._of(name).died(now)
         self._show(name)
         self._forget()
-        return self.quarantine.died(worker.boot, dict.fromkeys(chain(prompts.values(), left_for)), now)
+        digests = dict.fromkeys(chain(prompts.values(), left_for))
+        apart = {digest for digest, was_apart in left_for.items() if was_apart}
+        if suspect is not None and self._is_on(suspect[0], name):
+            apart.add(suspect[1])
+        return self.quarantine.died(worker.boot, digests, now, apart=apart)
 
     def tick(self, now: float) -> None:
         """Let requests try the workers whose time is up; do so before placing."""
@@ -135,8 +141,7 @@ class FaultWatch:
         """Return the boots a request may not go to now: `kept`, and for a suspect those that have one."""
         if self.quarantine.is_empty or not self.quarantine.is_suspect(request.acquire.prompt_digest, now):
             return kept
-        for boot, key in list(self._apart.items()):
-            digest = self._live.digest(key)
+        for boot, (key, digest) in list(self._apart.items()):
             if not self._is_on(key, boot[0]) or not self.quarantine.is_suspect(digest, now):
                 del self._apart[boot]
         return {*kept, *self._apart}

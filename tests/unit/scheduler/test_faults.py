@@ -191,6 +191,28 @@ def test_suspects_are_kept_apart_so_that_company_is_not_blamed() -> None:
     assert not quarantine.is_suspect(b"good", 0.0)
 
 
+@pytest.mark.failure("B183")
+@pytest.mark.parametrize("is_gateway_first", [True, False])
+def test_a_prompt_that_ends_well_between_deaths_is_quarantined_by_those_it_ran_apart_in(
+    is_gateway_first: bool,
+) -> None:
+    """A tenant that sends it with a short output as well, which ends well."""
+    fleet = Fleet(6)
+    fleet.dies(str(fleet.asks("first", digest=POISON)))
+    for i in range(2):
+        fatal, harmless = fleet.asks(f"fatal{i}", digest=POISON), fleet.asks(f"harmless{i}", digest=POISON)
+        assert isinstance(fatal, str)
+        assert isinstance(harmless, str)
+        if is_gateway_first:
+            elsewhere = fleet.asks(f"fatal{i}", attempt=2, digest=POISON, avoid=[fatal])
+            assert isinstance(elsewhere, str)
+            fleet.ends(elsewhere, f"fatal{i}", CANCELLED, attempt=2)
+        fleet.dies(fatal)
+        fleet.ends(harmless, f"harmless{i}")
+    assert isinstance(fleet.asks("again", digest=POISON), Rejected)
+    assert len(fleet.core.fleet.workers) == 3
+
+
 def test_a_suspect_waits_for_a_worker_without_one() -> None:
     fleet = Fleet(2)
     fleet.only("worker-0")

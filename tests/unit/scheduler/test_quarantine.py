@@ -50,14 +50,53 @@ def test_two_boots_of_one_worker_are_two() -> None:
     assert quarantine.died(boot(0, 2), [b"bad"], 0.0) == [b"bad"]
 
 
-def test_a_prompt_that_ends_well_is_cleared_and_not_suspected_again() -> None:
+def test_each_good_end_acquits_of_the_death_before_it_or_of_the_next() -> None:
     quarantine = Quarantine(KEEP_S)
-    quarantine.died(boot(0), [b"good"], 0.0)
-    quarantine.served(b"good")
-    assert quarantine.is_empty
     for number in range(5):
+        quarantine.died(boot(number), [b"good"], 0.0)
+        quarantine.served(b"good")
+        assert quarantine.is_empty
+    for number in range(5, 10):
+        quarantine.served(b"good")
         assert quarantine.died(boot(number), [b"good"], 1.0) == []
-    assert quarantine.is_empty
+        assert quarantine.is_empty
+
+
+@pytest.mark.failure("B183")
+@pytest.mark.parametrize("num_good", [1, 9])
+def test_good_ends_beforehand_acquit_of_one_death_and_not_of_all_that_follow(num_good: int) -> None:
+    quarantine = Quarantine(KEEP_S)
+    for _ in range(num_good):
+        quarantine.served(b"bad")
+    died = [quarantine.died(boot(number), [b"bad"], 0.0) for number in range(3)]
+    assert died == [[], [], [b"bad"]]
+    quarantine.served(b"bad")
+    assert quarantine.find(b"bad", 0.0) is None, "one of two is taken back"
+    assert quarantine.is_suspect(b"bad", 0.0)
+
+
+def test_of_a_death_while_it_was_kept_apart_no_good_end_acquits() -> None:
+    quarantine = Quarantine(KEEP_S)
+    quarantine.died(boot(0), [b"bad"], 0.0)
+    assert quarantine.died(boot(1), [b"bad"], 0.0, apart=[b"bad"]) == [b"bad"]
+    quarantine.served(b"bad")
+    quarantine.served(b"bad")
+    assert quarantine.find(b"bad", 0.0) is None
+    assert quarantine.is_suspect(b"bad", 0.0), "of the first it is acquitted"
+    assert quarantine.died(boot(2), [b"bad"], 0.0, apart=[b"bad"]) == [b"bad"]
+    for _ in range(3):
+        quarantine.served(b"bad")
+        assert quarantine.find(b"bad", 0.0) is not None
+    quarantine.lives(boot(2))
+    assert quarantine.find(b"bad", 0.0) is None, "that worker did not die"
+
+
+def test_what_an_earlier_term_quarantined_no_good_end_releases() -> None:
+    quarantine = Quarantine(KEEP_S)
+    quarantine.restore({b"bad": KEEP_S}, 0.0)
+    quarantine.died(boot(0), [b"bad"], 0.0)
+    quarantine.served(b"bad")
+    assert quarantine.find(b"bad", 0.0) is not None
 
 
 def test_a_boot_that_comes_back_takes_its_accusation_back() -> None:
