@@ -8,6 +8,7 @@ and batches; knows nothing of kernels or time.
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from bench.gpu.context import BenchContext
@@ -64,7 +65,7 @@ def check_steps(context: BenchContext, kv_format: KvFormat) -> None:
     """Prefill, decode, and decode again alone and without a cache.
 
     Raises:
-        AssertionError: Logits are not near, or a drawn token is not theirs.
+        AssertionError: Logits are not near, a drawn token is not theirs, or a step reserves device memory.
         BitsDiffer: The logits of a token depend on the batch, or on how its context was computed.
     """
     config, (count, length) = context.sizes.checked_model, context.sizes.checked_step
@@ -90,6 +91,7 @@ def check_steps(context: BenchContext, kv_format: KvFormat) -> None:
     try:
         together = _compare(ours, theirs, steps)
         alone, whole = (_step(ours, batch)[0] for batch in (steps.first_alone(), steps.first_whole()))
+        _assert_reserves_nothing(context, ours, steps)
     finally:
         for executor in (ours, theirs):
             executor.close()
@@ -110,6 +112,17 @@ def _compare(ours: TritonExecutor, theirs: TorchExecutor, steps: Steps) -> Float
         assert not drawn.failed.any(), "a row counts as NaN"
         assert np.array_equal(drawn.token_ids, logits.argmax(-1)), "what is drawn is not the largest logit"
     return logits
+
+
+def _assert_reserves_nothing(context: BenchContext, executor: TritonExecutor, steps: Steps) -> None:
+    """Run all steps again, without the tap of logits that makes room of its own."""
+    if context.device.type != "cuda":
+        return
+    before = torch.cuda.memory_reserved(context.device)
+    for batch in (*steps.prefills, steps.decode, steps.first_alone(), steps.first_whole()):
+        executor.execute(batch)
+    more = torch.cuda.memory_reserved(context.device) - before
+    assert not more, f"steps reserved {more} bytes of device memory"
 
 
 def _step(executor: TritonExecutor | TorchExecutor, batch: Batch) -> tuple[Float32, StepResult]:

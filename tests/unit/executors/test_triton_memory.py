@@ -1,21 +1,24 @@
 """No step reserves memory, whatever it holds, alone or among ranks; on a fake device, which sees it all."""
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.fakes.contract_executors import NUM_PAGES, tiny_triton
+from services.domain.kv_layout import KvFormat
+from tests.fakes.contract_executors import LIMITS, NUM_PAGES, tiny_triton
 from tests.fakes.echo_ranks import echo_ranks
 from tests.fakes.engine_harness import engine_config
 from tests.fakes.fake_stream import FakeStream
 from tests.unit.executors.mixed_requests import mixed_request
+from tests.unit.executors.tiny_models import make_model, save_gguf
 from worker.engine.batch_builder import build_ahead, build_batch
 from worker.engine.step_scheduler import StepScheduler
 from worker.executors.torch_ranks import Ranks
-from worker.executors.triton_executor import TritonExecutor
+from worker.executors.triton_executor import TritonExecutor, load_triton_executor
 from worker.executors.triton_runner import StepRunner
 
 pytestmark = pytest.mark.timeout(600)
@@ -79,6 +82,31 @@ def test_mixed_requests_reserve_no_memory(num_ranks: int, rank: int, num_request
     for name in ("replay", "ragged_kernel", "aten.index_select.out"):
         assert calls[name] > num_requests // 20, name
     assert bool(calls["gather_shard_kernel"]) == (num_ranks > 1)
+
+
+def test_codes_windows_and_narrow_kv_reserve_no_memory_either(tmp_path: Path) -> None:
+    """Gemma 3 in Q8_0, rows in int8, KV in int8: norms that quantise, scales in pages, two rotations."""
+    stream = FakeStream(computes=False)
+    executor = load_triton_executor(
+        save_gguf(make_model("gemma3", vocab_size=208), tmp_path / "tiny.gguf", "Q8_0"),
+        model_name="tiny",
+        page_size=LIMITS.page_size,
+        dtype=torch.float32,
+        kv_format=KvFormat.INT8,
+        int8_rows=True,
+        device="cpu",
+        limits=LIMITS,
+        graph_sizes=(4, 8),
+        stream=stream,
+    )
+    assert any("w8a8" in use.kernel for use in executor.profile.kernels)
+    executor.allocate(NUM_PAGES)
+    reserved = stream.reserved_bytes
+    calls, num_steps = serve(executor, stream, 40)
+    assert stream.reserved_bytes == reserved
+    assert calls["synchronize"] == calls["download"] == num_steps
+    for name in ("replay", "ragged_kernel", "rope_store_kernel", "linear_kernel"):
+        assert calls[name] > 2, name
 
 
 @pytest.mark.parametrize("where", ["exchange", "step", "stream"])
