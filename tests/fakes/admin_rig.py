@@ -8,8 +8,8 @@ from typing import Any
 
 import grpc
 
-from gateway.__main__ import build_admin_server
 from gateway.config import GatewayConfig
+from gateway.doors import build_admin_server
 from gateway.doors_tls import DoorsTls
 from gateway.stores.tenants import RedisTenantLog
 from services import cli

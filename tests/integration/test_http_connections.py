@@ -8,7 +8,7 @@ from functools import partial
 import orjson
 import pytest
 
-from gateway.__main__ import Doors, drain
+from gateway.doors import Doors, drain
 from gateway.http import server as http_server
 from gateway.http.server import HttpServer
 from services.chassis.fatal import BusyPort
