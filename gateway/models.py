@@ -15,7 +15,7 @@ from services.artifacts.artifact import open_artifact
 from services.domain.bands import Bands
 from services.domain.degradation import Step
 from services.domain.document_values import shown
-from services.domain.errors import ErrorDetail, NotYours, NoWorker, UnknownModel
+from services.domain.errors import ErrorDetail, InvalidField, NotYours, NoWorker, UnknownModel
 from services.domain.generation import Band
 from services.domain.ids import TenantId
 from services.domain.tenant import Tenant
@@ -154,9 +154,12 @@ class ModelBook:
         """Return what a tenant means by `name`: the model of its alias, or a model it may call.
 
         Raises:
+            InvalidField: There is no name.
             NotYours: The tenant may not call it.
             UnknownModel, NoWorker: As `find` does.
         """
+        if not name:
+            raise InvalidField("model", "must be the name of a model, got an empty string")
         wanted = tenant.aliases.get(name, name)
         if tenant.models is not None and wanted not in tenant.models:
             may = ", ".join(sorted({*tenant.models, *tenant.aliases})) or "none"

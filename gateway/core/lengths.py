@@ -31,9 +31,12 @@ def most_prompt_tokens(
 def too_long(request: GenerationRequest, tenant: Tenant, options: Options, max_tokens: int) -> PromptTooLong:
     """Say that a prompt, not counted to its end, has more tokens than fit."""
     whose = "tenant" if max_tokens == tenant.max_prompt_tokens else "model"
+    texts = [request.prompt or "", *(turn.content for turn in request.chat or ())]
+    num_bytes = sum(len(text.encode()) for text in texts)
     return PromptTooLong(
         _input_field(request),
-        f"must have at most {max_tokens} tokens for this {whose}, n = {options.num_choices}, got more",
+        f"must have at most {max_tokens} tokens for this {whose}, n = {options.num_choices},"
+        f" got more than {max_tokens}, in {num_bytes} bytes",
     )
 
 

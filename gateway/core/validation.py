@@ -198,10 +198,10 @@ def _sampling(
         num_logprobs=num_logprobs,
     )
     _within("sampling.temperature", params.temperature, 0, 2)
-    _within("sampling.top_p", params.top_p, LEAST_FACTOR, 1)
+    _factor("sampling.top_p", params.top_p, 1)
     _within("sampling.top_k", params.top_k, 0, model.vocab_size)
     _within("sampling.min_p", params.min_p, 0, 1)
-    _within("sampling.repetition_penalty", params.repetition_penalty, LEAST_FACTOR, 10)
+    _factor("sampling.repetition_penalty", params.repetition_penalty, 10)
     _within("sampling.presence_penalty", params.presence_penalty, -2, 2)
     _within("sampling.frequency_penalty", params.frequency_penalty, -2, 2)
     _within("sampling.seed", params.seed, 0, MAX_SEED)
@@ -222,6 +222,11 @@ def _within(field: str, value: float, low: float, high: float) -> None:
     # Also false for NaN.
     if not low <= value <= high:
         _refuse(field, f"{low} to {high}", value)
+
+
+def _factor(field: str, value: float, high: float) -> None:
+    if not LEAST_FACTOR <= value <= high:
+        _refuse(field, f"above 0 (2^-30 at least) to {high}", value)
 
 
 def _refuse(field: str, rule: str, given: object) -> None:

@@ -234,18 +234,18 @@ def _checked(messages: Sequence[ChatMessage]) -> list[_Message]:
         InvalidField: Which one is wrong and how.
     """
     if not messages:
-        raise InvalidField("messages", "must hold at least one message")
+        raise InvalidField("chat.messages", "must hold at least one message")
     checked = []
     for index, message in enumerate(messages):
         if message.role not in ROLES:
-            raise InvalidField(f"messages[{index}].role", f"must be one of {', '.join(ROLES)}")
+            raise InvalidField(f"chat.messages[{index}].role", f"must be one of {', '.join(ROLES)}")
         if not isinstance(message.content, str):
-            raise InvalidField(f"messages[{index}].content", "must be text")
+            raise InvalidField(f"chat.messages[{index}].content", "must be text")
         if message.name is not None and not isinstance(message.name, str):
-            raise InvalidField(f"messages[{index}].name", "must be text")
+            raise InvalidField(f"chat.messages[{index}].name", "must be text")
         checked.append(_Message(message.role, message.content, message.name))
     if not any(message.content.strip() for message in checked):
-        raise InvalidField("messages", "must not all be empty")
+        raise InvalidField("chat.messages", f"must not all be empty, got {len(checked)} without text")
     return checked
 
 

@@ -15,7 +15,6 @@ from gateway.http.parse import parse_chat, parse_completion
 from protos.gateway.v1 import gateway_pb2 as pb
 from protos.types.v1 import types_pb2
 from services.domain.errors import InvalidField, UnknownModel
-from services.domain.generation import LEAST_FACTOR
 from tests.fakes.gateway_rig import failure_of
 from tests.fakes.http_rig import HttpRig, http_rig, names_read
 
@@ -38,7 +37,10 @@ def chat(**fields: Any) -> dict[str, Any]:
     return {"chat": pb.ChatMessages(messages=[pb.ChatMessage(**({"role": "user", "content": "x"} | fields))])}
 
 
+FACTOR = "above 0 (2^-30 at least)"
+
 OVER_GRPC: list[tuple[dict[str, Any], str]] = [
+    ({"model": ""}, "model: must be the name of a model, got an empty string"),
     ({"prompt": ""}, "prompt: must hold at least 1 character, got 0"),
     ({"prompt": "x" * 2049}, f"prompt: {MODEL_BYTES}, got 2049"),
     ({"token_ids": pb.TokenIds()}, "token_ids: must hold at least 1 id, got 0"),
@@ -49,10 +51,11 @@ OVER_GRPC: list[tuple[dict[str, Any], str]] = [
     (chat(content="x" * 3000), f"chat.messages[0].content: {MODEL_BYTES}, got 3000"),
     (sampling(temperature=2.5), "sampling.temperature: must be 0 to 2, got 2.5"),
     (sampling(temperature=math.nan), "sampling.temperature: must be 0 to 2, got nan"),
-    (sampling(top_p=1.5), f"sampling.top_p: must be {LEAST_FACTOR} to 1, got 1.5"),
+    (sampling(top_p=1.5), f"sampling.top_p: must be {FACTOR} to 1, got 1.5"),
+    (sampling(top_p=1e-30), f"sampling.top_p: must be {FACTOR} to 1, got 1.0000000031710769e-30"),
     (sampling(top_k=261), "sampling.top_k: must be 0 to 260, got 261"),
     (sampling(min_p=-1), "sampling.min_p: must be 0 to 1, got -1.0"),
-    (sampling(repetition_penalty=11), f"sampling.repetition_penalty: must be {LEAST_FACTOR} to 10, got 11.0"),
+    (sampling(repetition_penalty=11), f"sampling.repetition_penalty: must be {FACTOR} to 10, got 11.0"),
     (sampling(presence_penalty=-3), "sampling.presence_penalty: must be -2 to 2, got -3.0"),
     (sampling(frequency_penalty=math.inf), "sampling.frequency_penalty: must be -2 to 2, got inf"),
     (sampling(logit_bias={7: 101}), "sampling.logit_bias[7]: must be -100 to 100, got 101.0"),
@@ -84,7 +87,7 @@ OVER_GRPC: list[tuple[dict[str, Any], str]] = [
     ({"cache_salt": "x" * 129}, "cache_salt: must be 0 to 128 characters long, got 129"),
 ]
 ANY_VALUE = {"model", "sampling.seed"}
-"""Refused by another error, or whose every value is in range."""
+"""Whose bad value is the empty default, or whose every value is in range."""
 
 HTTP: list[tuple[str, Any, str]] = [
     ("model", "", "model: must be the name of a model, got an empty string"),
@@ -109,10 +112,10 @@ HTTP: list[tuple[str, Any, str]] = [
     ("n", 17, "n: must be 1 to 16, got 17"),
     ("n", "3", "n: must be a whole number, got a string"),
     ("temperature", 2.5, "temperature: must be 0 to 2, got 2.5"),
-    ("top_p", 0, f"top_p: must be {LEAST_FACTOR} to 1, got 0.0"),
+    ("top_p", 0, f"top_p: must be {FACTOR} to 1, got 0.0"),
     ("top_k", -2, "top_k: must be 0 to 260, got -2"),
     ("min_p", 1.5, "min_p: must be 0 to 1, got 1.5"),
-    ("repetition_penalty", 0, f"repetition_penalty: must be {LEAST_FACTOR} to 10, got 0.0"),
+    ("repetition_penalty", 0, f"repetition_penalty: must be {FACTOR} to 10, got 0.0"),
     ("presence_penalty", "x", "presence_penalty: must be a number, got a string"),
     ("frequency_penalty", -2.5, "frequency_penalty: must be -2 to 2, got -2.5"),
     ("logit_bias", {"7": 101}, "logit_bias[7]: must be -100 to 100, got 101.0"),

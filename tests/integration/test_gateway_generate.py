@@ -224,9 +224,10 @@ async def test_a_prompt_that_was_not_counted_to_its_end_is_refused_with_numbers(
         raise TooManyTokens
 
     monkeypatch.setattr(ByteTokenizer, "encode_text", gives_up)
-    error = await failure_of(rig, n=2)
+    error = await failure_of(rig, n=2, prompt="né")
     assert (type(error), error.detail.field) == (PromptTooLong, "prompt")
-    assert "must have at most 2047 tokens for this model, n = 2, got more" in error.message
+    says = "must have at most 2047 tokens for this model, n = 2, got more than 2047, in 3 bytes"
+    assert says in error.message
     await rig.settled()
 
 

@@ -41,13 +41,13 @@ def test_a_template_that_breaks_on_its_input_is_a_refusal(tiny: ModelTokenizer, 
 @pytest.mark.parametrize(
     ("messages", "field"),
     [
-        ([], "messages"),
-        ([Message("user", "")], "messages"),
-        ([Message("user", "  "), Message("user", "\n")], "messages"),
-        ([Message("user", "a"), Message("robot", "a")], "messages[1].role"),
-        ([Message("user", None)], "messages[0].content"),  # type: ignore[arg-type]
-        ([Message("user", ["a"])], "messages[0].content"),  # type: ignore[arg-type]
-        ([Message("user", "a", name=3)], "messages[0].name"),  # type: ignore[arg-type]
+        ([], "chat.messages"),
+        ([Message("user", "")], "chat.messages"),
+        ([Message("user", "  "), Message("user", "\n")], "chat.messages"),
+        ([Message("user", "a"), Message("robot", "a")], "chat.messages[1].role"),
+        ([Message("user", None)], "chat.messages[0].content"),  # type: ignore[arg-type]
+        ([Message("user", ["a"])], "chat.messages[0].content"),  # type: ignore[arg-type]
+        ([Message("user", "a", name=3)], "chat.messages[0].name"),  # type: ignore[arg-type]
     ],
 )
 def test_bad_messages_are_refused_by_field(tiny: ModelTokenizer, messages: list[Message], field: str) -> None:
@@ -55,6 +55,11 @@ def test_bad_messages_are_refused_by_field(tiny: ModelTokenizer, messages: list[
         ChatTemplate(CHATML, tiny).encode(messages)
 
     assert caught.value.detail.field == field
+
+
+def test_messages_without_text_are_counted(tiny: ModelTokenizer) -> None:
+    with pytest.raises(InvalidField, match="must not all be empty, got 2 without text"):
+        ChatTemplate(CHATML, tiny).encode([Message("user", " "), Message("user", "")])
 
 
 COSTLY = [
