@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from services.artifacts.artifact import open_artifact
 from services.chassis.fatal import FatalError
 from services.domain.generation import SamplingParams
+from services.domain.kv_layout import KvFormat
 from tests.fakes.contract_executors import LIMITS, generate, sequence
 from tests.unit.executors.batches import Part, make_batch
 from tests.unit.executors.tiny_models import VOCAB, make_model, save_folder, save_gguf
@@ -26,6 +28,7 @@ from worker.executors.ranks.group import GroupExecutor, load_group
 from worker.executors.ranks.messages import RankSpec, pack_batch, unpack_batch
 from worker.executors.ranks.processes import RankLost
 from worker.executors.torch_executor import TorchExecutor, load_torch_executor
+from worker.executors.triton_executor import load_triton_executor
 from worker.plan.shard import CannotShard
 
 pytestmark = pytest.mark.timeout(600)
@@ -229,9 +232,17 @@ def test_four_ranks_draw_what_one_process_draws(kv_heads: int, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "kv_heads"), [("floats", 1), ("Q8_0", 2)])
-def test_triton_shares_a_model_by_the_same_plan(kind: str, kv_heads: int, tmp_path: Path) -> None:
-    """Interpreted, over gloo: what is launched on GPUs, but for the library that carries the exchanges."""
+@pytest.mark.parametrize(
+    ("kind", "kv_heads", "size", "int8_rows"),
+    [("floats", 1, 2, False), ("Q8_0", 2, 2, False), ("floats", 2, 4, False), ("Q8_0", 2, 2, True)],
+)
+def test_triton_shares_a_model_by_the_same_plan(
+    kind: str, kv_heads: int, size: int, int8_rows: bool, tmp_path: Path
+) -> None:
+    """Interpreted, over gloo: what is launched on GPUs, but for the library that carries the exchanges.
+
+    Rows of int8 codes are one process's of Triton: torch rounds no row.
+    """
     shape = {"vocab_size": 208, "num_hidden_layers": 1, "num_key_value_heads": kv_heads}
     model = make_model("llama", intermediate_size=64, **shape)
     path = (
@@ -240,7 +251,20 @@ def test_triton_shares_a_model_by_the_same_plan(kind: str, kv_heads: int, tmp_pa
     asked = [(1, 20, [1, 2, 3]), (2, 3, [4, 5])]
     drawn = []
     limits = replace(LIMITS, max_step_tokens=32, max_sequences=2)
-    for made in (alone(path), group(path, 2, executor="triton", limits=limits, int8_rows=False)):
+    one: Executor = alone(path)
+    if int8_rows:
+        one = load_triton_executor(
+            path,
+            model_name="tiny",
+            dtype=torch.float32,
+            kv_format=KvFormat.F32,
+            int8_rows=True,
+            device="cpu",
+            limits=limits,
+        )
+        one.allocate(NUM_PAGES)
+        assert any("w8a8" in use.kernel for use in one.profile.kernels)
+    for made in (one, group(path, size, executor="triton", limits=limits, int8_rows=int8_rows)):
         with made if isinstance(made, AbstractContextManager) else nullcontext(made) as executor:
             drawn.append([list(generate(executor, sequence(*one, temperature=0.0), 4, 8)) for one in asked])
     assert drawn[0] == drawn[1]
