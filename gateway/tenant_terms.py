@@ -40,8 +40,13 @@ class CurrentTerms:
             weight=tenant.weight,
         )
 
-    def weights(self) -> Mapping[TenantId, float]:
-        """Return the weights of tenants with something live here."""
+    def weights(self, told: Mapping[TenantId, float]) -> Mapping[TenantId, float]:
+        """Return the weights of tenants with something live here, and of who weighs other than `told`."""
         book = self._directory.book
-        tenants = map(book.get, {live.tenant.id for live in self._table.all()})
-        return {tenant.id: tenant.weight for tenant in tenants if tenant is not None}
+        live = {one.tenant.id for one in self._table.all()}
+        tenants = map(book.get, live | told.keys())
+        return {
+            one.id: one.weight
+            for one in tenants
+            if one is not None and (one.id in live or one.weight != told[one.id])
+        }

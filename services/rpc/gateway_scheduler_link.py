@@ -28,6 +28,8 @@ from services.rpc.gateway_values import Acquisition, ModelState, PlacementSink, 
 
 MAX_QUEUED = 4096
 """Messages that may queue for the scheduler beside those of requests that waited when it was met."""
+MAX_TOLD = 10_000
+"""Tenants whose weight, as the scheduler was told it last, is remembered."""
 
 _log = structlog.get_logger()
 
@@ -64,6 +66,10 @@ class SchedulerLink:
         self._terms = terms
         self._on_change = on_change
         self._waiting: dict[RequestKey, _Waiting] = {}
+        self._told: dict[TenantId, float] = {}
+        """What the scheduler heard from here last that tenants weigh; 0 where that may be lost. Where another
+        gateway follows an edit first, what is said here against it is put right by `edited`, also once the
+        request that said it is gone."""
         self._outbox: Outbox[pb.ConnectGatewayRequest] | None = None
         self._connected = False
         self.term = 0
@@ -93,6 +99,7 @@ class SchedulerLink:
         acquisition = self._terms.applied(acquisition)
         self._waiting[acquisition.key] = _Waiting(acquisition, sink)
         self._send(pb.ConnectGatewayRequest(acquire=acquire_to_pb(acquisition)))
+        self._tell({acquisition.tenant: acquisition.weight})
 
     def abandon(self, key: RequestKey, seq: int | None = None) -> None:
         """Leave the queue, or give back the placement `seq`. Idempotent."""
@@ -108,9 +115,17 @@ class SchedulerLink:
             if (now.band, now.request_class) != (before.band, before.request_class):
                 moved.setdefault((now.band, now.request_class), []).append(key)
             one.acquisition = now
-        weights = self._terms.weights()
+        weights = self._terms.weights(self._told)
         if weights or moved:
             self._send(pb.ConnectGatewayRequest(terms=terms_to_pb(weights, moved)))
+            self._tell(weights)
+
+    def _tell(self, weights: Mapping[TenantId, float]) -> None:
+        for tenant, weight in weights.items() if self._outbox is not None else ():
+            self._told.pop(tenant, None)
+            self._told[tenant] = weight
+        while len(self._told) > MAX_TOLD:
+            del self._told[next(iter(self._told))]
 
     def _send(self, message: pb.ConnectGatewayRequest) -> None:
         if self._outbox is not None:
@@ -126,10 +141,12 @@ class SchedulerLink:
         for acquire in waiting:
             outbox.put_nowait(pb.ConnectGatewayRequest(acquire=acquire))
         self._outbox = outbox
+        self._tell({one.acquisition.tenant: one.acquisition.weight for one in self._waiting.values()})
         try:
             await run_duplex(self._stub.ConnectGateway, outbox, self._on_message, _heartbeat)
         finally:
             self._outbox, self._connected = None, False
+            self._told = dict.fromkeys(self._told, 0.0)
             self._on_change()
 
     def _on_message(self, message: pb.ConnectGatewayResponse) -> None:

@@ -78,8 +78,8 @@ class TenantTerms(Protocol):
     def applied(self, one: Acquisition) -> Acquisition:
         """Return a request under the terms of now: another band, class or weight, or the same."""
 
-    def weights(self) -> Mapping[TenantId, float]:
-        """Return the weights of tenants with something live."""
+    def weights(self, told: Mapping[TenantId, float]) -> Mapping[TenantId, float]:
+        """Return the weights of tenants with something live, and of who weighs other than was `told`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Streams of scheduler and kvmanager carry several messages as one, not to a peer that cannot read that."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import grpc
@@ -147,7 +147,7 @@ class AsAsked:
     def applied(self, one: Acquisition) -> Acquisition:
         return one
 
-    def weights(self) -> dict[TenantId, float]:
+    def weights(self, told: Mapping[TenantId, float]) -> dict[TenantId, float]:
         return {}
 
 
