@@ -16,6 +16,11 @@ from services.chassis.grpc import split_address
 from services.chassis.logging import LEVELS
 
 LEAST_ADMIN_KEY_CHARS = 20
+_EXAMPLES = """examples:
+  quire gateway --model mine=/models/mine --scheduler 10.0.0.7:50052 --redis-url redis://10.0.0.7:6379/0
+  quire gateway --config quire.toml --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+  quire gateway --model mine=/models/mine --port 50151 --http-port 8100 --admin-port 50154 --probe-port 9200
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +127,7 @@ def load_config(
     Raises:
         ConfigError: One line naming the field, the rule and what was given.
     """
-    config = load(GatewayConfig, "gateway", argv=argv, environ=environ)
+    config = load(GatewayConfig, "gateway", argv=argv, environ=environ, examples=_EXAMPLES)
     return config, load_tenants(argv, environ)
 
 

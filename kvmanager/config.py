@@ -14,6 +14,12 @@ from services.chassis.logging import LEVELS
 from services.domain.ids import TenantId
 from services.domain.tenant_book import TenantBook
 
+_EXAMPLES = """examples:
+  quire kvmanager --redis-url redis://10.0.0.7:6379/0 --expect-workers 4
+  quire kvmanager --config quire.toml --tenant-cap acme=2000
+  quire kvmanager --port 50153 --probe-port 9202 --idle-ttl-s 600
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvManagerConfig:
@@ -78,7 +84,7 @@ def load_config(
     Raises:
         ConfigError: One line naming the field, the rule and what was given.
     """
-    config = load(KvManagerConfig, "kvmanager", argv=argv, environ=environ)
+    config = load(KvManagerConfig, "kvmanager", argv=argv, environ=environ, examples=_EXAMPLES)
     caps = TenantBook(load_tenants(argv, environ).tenants).kv_caps()
     return config, CapSources(caps, dict(_cap_of_flag(text) for text in config.tenant_cap))
 

@@ -44,6 +44,11 @@ from services.rpc.scheduler_kvmanager_link import KvManagerLink, MatchAnswer
 
 STOP_GRACE_S = 2.0
 """Seconds that calls get to end once the streams are closed."""
+_EXAMPLES = """examples:
+  quire scheduler --kvmanager 10.0.0.7:50053 --redis-url redis://10.0.0.7:6379/0
+  quire scheduler --batch-wait-ms 5 --max-waiting 500
+  quire scheduler --config quire.toml --policy fifo
+"""
 
 _log = structlog.get_logger()
 
@@ -139,7 +144,7 @@ def link_kvmanager(
 
 def main() -> int:
     """Read the configuration and serve; return the exit code."""
-    config = load(SchedulerConfig, "scheduler")
+    config = load(SchedulerConfig, "scheduler", examples=_EXAMPLES)
     tls = load_tls("scheduler")
     check_bind(config.host, config.insecure, tls is not None)
     check_secure(config.redis_url, config.insecure, tls)

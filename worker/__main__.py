@@ -11,6 +11,12 @@ from services.chassis.tls import load_tls
 from worker.app import Worker
 from worker.config import WorkerConfig
 
+_EXAMPLES = """examples:
+  quire worker --model mine=/models/mine --scheduler 10.0.0.7:50052 --kvmanager 10.0.0.7:50053
+  quire worker --model mine=/models/mine --kv-memory 2GiB --threads 2 --port 50061 --probe-port 9111
+  quire worker --model sim --executor sim      no weights: answers are made up
+"""
+
 
 def main() -> int:
     """Run one worker until it is told to stop; return the exit code.
@@ -18,7 +24,7 @@ def main() -> int:
     Raises:
         FatalError: For `entry` to show.
     """
-    config = load(WorkerConfig, "worker", prog="quire worker")
+    config = load(WorkerConfig, "worker", examples=_EXAMPLES)
     tls = load_tls("worker")
     configure_logging(config.name, level=config.log_level)
     flush_spans = configure_tracing(config.name, config.trace)

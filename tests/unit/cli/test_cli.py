@@ -230,19 +230,24 @@ async def test_status_of_nothing_says_what_does_not_answer(shell: Shell) -> None
     assert status["up"] == {"gateway": False, "scheduler": False, "kvmanager": False}
 
 
-@pytest.mark.parametrize("words", [["--help"], ["worker", "--help"]], ids=lambda w: w[0])
-async def test_the_program_and_a_service_have_help_with_examples(shell: Shell, words: list[str]) -> None:
-    ran = await shell.run(*words)
+async def test_the_program_has_help_with_examples(shell: Shell) -> None:
+    ran = await shell.run("--help")
     assert ran.code == 0
-    assert "xample" in ran.out
+    assert "examples:\n" in ran.out
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
-def test_every_command_has_help_with_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", [*cli.COMMANDS, *cli.SERVICES])
+def test_every_command_and_service_has_help_with_examples(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["quire"])  # A service reads its own, which the command sets.
     with pytest.raises(SystemExit) as ended:
         cli.main([name, "--help"])
     assert ended.value.code == 0
-    assert "xample" in capsys.readouterr().out
+    text, _, examples = capsys.readouterr().out.partition("examples:\n")
+    assert f"quire {name}" in examples
+    if name in cli.SERVICES:
+        assert {word for word in examples.split() if word.startswith("--")} <= set(text.split())
 
 
 async def test_an_unknown_command_names_the_nearest(shell: Shell) -> None:
