@@ -79,6 +79,8 @@ class Placement(NamedTuple):
     gateway: GatewayId
     kind: RequestClass
     seq: int
+    cached_tokens: int
+    """Those included that its worker computes for another."""
     uncached_tokens: int
     num_pages: int
     counts_until: float
@@ -115,6 +117,7 @@ class WorkerCredits:
         self._unseen_tokens = [0] * _BY_CLASS
         self._unseen_pages = 0
         self._unseen = 0
+        self._cached_tokens = 0
 
     @property
     def free_credits(self) -> int:
@@ -147,19 +150,29 @@ class WorkerCredits:
         return self.report.running == 0 and self.report.waiting == 0 and self._unseen == 0
 
     @property
-    def load_tokens(self) -> int:
-        """Work in front of a new request: prefill still to do, and the company in every step."""
-        sequences = self.report.running + self.report.waiting + self._unseen
-        unseen = sum(self._unseen_tokens)
-        return self.report.waiting_tokens + unseen + DECODE_TOKENS * sequences
+    def unstarted_tokens(self) -> int:
+        """Uncached tokens placed and not started, in all windows."""
+        return min(sum(self._seen_tokens), self.report.waiting_tokens) + sum(self._unseen_tokens)
 
-    def can_take(self, uncached_tokens: int, num_pages: int, kind: RequestClass) -> bool:
+    @property
+    def load_tokens(self) -> int:
+        """Work in front of a new request: prefill still to do, and the company in every step.
+
+        Of those that wait the worker counts whole prompts: what they will find in its cache is no work.
+        """
+        sequences = self.report.running + self.report.waiting + self._unseen
+        waiting = self.report.waiting_tokens - self._cached_tokens + sum(self._unseen_tokens)
+        return max(waiting, self.unstarted_tokens) + DECODE_TOKENS * sequences
+
+    def can_take(
+        self, uncached_tokens: int, num_pages: int, kind: RequestClass, shared_tokens: int = 0
+    ) -> bool:
         """Say whether a request may be placed now by the worker's grants."""
-        if self.free_credits == 0 or not self.has_window(uncached_tokens, kind):
+        if self.free_credits == 0 or not self.has_window(uncached_tokens, kind, shared_tokens):
             return False
         return self.idle or num_pages <= self.startable_pages
 
-    def has_window(self, uncached_tokens: int, kind: RequestClass) -> bool:
+    def has_window(self, uncached_tokens: int, kind: RequestClass, shared_tokens: int = 0) -> bool:
         """Say whether so many tokens of a class may be placed and not started.
 
         The window is the larger of one request and one step's budget of uncached tokens, and each class has
@@ -167,8 +180,11 @@ class WorkerCredits:
         steps, of which it starts few at once, is in the long class's window whatever its tenant calls it.
         Worked number: budget 512, 300 outstanding: 200 more fit, 400 must wait; with nothing outstanding
         4,000 fit, and beside these 300 of the short class.
+
+        Args:
+            shared_tokens: Of those outstanding, what the request waits for, as if it had found it cached.
         """
-        outstanding = self.outstanding_tokens(self._window(uncached_tokens, kind))
+        outstanding = max(0, self.outstanding_tokens(self._window(uncached_tokens, kind)) - shared_tokens)
         return not outstanding or outstanding + uncached_tokens <= self.hello.max_step_tokens
 
     def place(self, key: RequestKey, placement: Placement) -> None:
@@ -213,7 +229,7 @@ class WorkerCredits:
     def _count(self) -> None:
         """Derive the sums from the table. It is short: at most the worker's window."""
         self._seen_tokens, self._unseen_tokens = [0] * _BY_CLASS, [0] * _BY_CLASS
-        self._unseen_pages = self._unseen = 0
+        self._unseen_pages = self._unseen = self._cached_tokens = 0
         for placement in self.outstanding.values():
             self._count_one(placement)
 
@@ -221,6 +237,7 @@ class WorkerCredits:
         return RequestClass.LONG if uncached_tokens > self.hello.max_prefill_tokens else kind
 
     def _count_one(self, placement: Placement) -> None:
+        self._cached_tokens += placement.cached_tokens
         window = self._window(placement.uncached_tokens, placement.kind)
         if placement.seq <= self.report.placements_seen:
             self._seen_tokens[window] += placement.uncached_tokens

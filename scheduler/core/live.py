@@ -91,7 +91,7 @@ class LiveTable:
         kind, num_seats = _seats(seated)
         self._seats[worker, kind] += num_seats
         if blocks:
-            self.in_flight.begin(key.request_id, blocks)
+            self.in_flight.begin(key.request_id, worker, blocks)
         if digest:
             self._digests[key.request_id] = digest
 
@@ -117,6 +117,7 @@ class LiveTable:
             self._leave(request_id, worker)
             self._digests.pop(request_id, None)
             self.in_flight.forget(request_id)
+        self.in_flight.lost(worker)
         self._on.pop(worker, None)
 
     def _leave(self, request_id: RequestId, worker: WorkerId) -> None:

@@ -113,6 +113,7 @@ class Placer:
         """Place all that can be placed now."""
         outputs: list[Output] = []
         self._end_late_asks(now)
+        self._live.in_flight.expire(now)
         self._windows = {model: ends for model, ends in self._windows.items() if ends > now}
         touched: dict[WorkerBoot, WorkerCredits] = {}
         for model in self._room.policy.models():
@@ -163,7 +164,7 @@ class Placer:
             possible = self._classes.for_request(request, with_room[request.acquire.request_class], workers)
             taken = self._faults.not_now(request, kept, now)
             with_seat = seats.open_to(request, free if possible is workers else possible)
-            choice = choose(request, with_seat, taken)
+            choice = choose(request, with_seat, taken, self._live.in_flight)
             if choice is not None:
                 for head in passed:
                     head.bypassed += 1
@@ -195,14 +196,14 @@ class Placer:
         passed: list[WaitingRequest] = []
         for request in islice(policy.candidates(model), self._rules.window):
             kind = request.acquire.request_class
-            choice = price(request, worker)
+            choice = price(request, worker, self._live.in_flight)
             if (
                 now - request.arrived >= self._rules.yield_after_s
                 and yielders.make_room(choice, request.acquire)
                 and worker in self._classes.for_request(request, with_room[kind], workers)
                 and can_be_here(request, worker)
                 and worker.boot not in self._faults.not_now(request, {}, now)
-                and worker.has_window(choice.uncached_tokens, kind)
+                and worker.has_window(choice.uncached_tokens, kind, choice.shared_tokens)
             ):
                 for head in passed:
                     head.bypassed += 1
@@ -215,8 +216,7 @@ class Placer:
         self, request: WaitingRequest, choice: Choice, now: float, *, beyond_grants: bool = False
     ) -> Placed:
         worker, acquire = choice.worker, request.acquire
-        in_flight = self._live.in_flight
-        reason, first_miss = miss_reason(request, choice, lambda block: in_flight.has(block, now))
+        reason, first_miss = miss_reason(request, choice, self._live.in_flight.has)
         output = Placed(
             gateway=request.gateway,
             acquire=acquire,
@@ -234,6 +234,7 @@ class Placer:
             gateway=request.gateway,
             kind=acquire.request_class,
             seq=output.seq,
+            cached_tokens=choice.cached_tokens + choice.shared_tokens,
             uncached_tokens=choice.uncached_tokens,
             num_pages=choice.num_pages,
             counts_until=now + self._rules.submit_within_s + OUTSTANDING_GRACE_S,

@@ -75,6 +75,24 @@ async def test_what_is_being_computed_is_not_called_never_seen(calm: Stack) -> N
     assert set(reasons) <= {MissReason.NEVER_SEEN, MissReason.IN_FLIGHT, MissReason.NONE}
 
 
+async def test_identical_prompts_arriving_together_are_computed_once_on_two_workers(calm: Stack) -> None:
+    """Four, in whose company each costs less than its prompt however messages fall together."""
+    num_prompts, num_output = 4, 100
+    async with calm.client() as client:
+        ids = await words(client, "siblings", SHARED)
+        await at_rest(calm)
+        assert len(await calm.workers()) == 2
+        before = await prefilled(calm)
+        options = {"max_output_tokens": num_output, "ignore_eos": True, "seed": 7}
+        asked = [client.generate_text(ids, **options) for _ in range(num_prompts)]  # type: ignore[arg-type]
+        answers = await asyncio.gather(*asked)
+        await at_rest(calm)
+    assert await prefilled(calm) - before == SHARED + (num_prompts - 1) * (SHARED - CACHED)
+    cached = sorted(one.receipt.usage.cached_tokens for one in answers)
+    assert cached == [0] + [CACHED] * (num_prompts - 1)
+    assert len({one.receipt.worker for one in answers}) == 1
+
+
 async def test_another_tenant_shares_nothing(calm: Stack) -> None:
     async with calm.client("red") as red, calm.client("blue") as blue:
         ids = await words(red, "tenants", SHARED)
