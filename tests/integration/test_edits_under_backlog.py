@@ -14,17 +14,21 @@ from typing import Any, cast
 
 import pytest
 
+from gateway import tenant_feed
 from gateway.stores import tenants as tenant_store
 from protos.types.v1 import types_pb2
 from scheduler.core.fair_queue import FairPolicy, as_vtc
 from scheduler.core.share_queue import FairRules
 from scheduler.core.tenant_table import TenantRow
+from services.chassis.redis import connect
 from services.domain.generation import Band, RequestClass
 from services.rpc import tenant_admin
 from services.rpc.tenant_admin import TenantAdminClient
 from tests.fakes.admin_rig import AdminRig, admin_rig
 from tests.fakes.gateway_rig import ADMIN_KEY, generate
+from tests.fakes.held_ticks import EFFECTIVE_WITHIN_S, REST_S, HeldTicks
 from tests.fakes.scheduler_peers import FakeWorker
+from tests.fakes.tenant_changes import a_tenant, commit
 from tests.fakes.valkey import Valkey
 from tests.integration.running_scheduler import Running, scheduler
 
@@ -41,6 +45,8 @@ class Backlog:
     running: Running
     seat: FakeWorker
     client: TenantAdminClient
+    url: str
+    """Of the Redis."""
     tasks: list["asyncio.Task[object]"] = field(default_factory=list)
 
     async def ask(self, tenant: str, count: int, **document: object) -> None:
@@ -96,7 +102,7 @@ async def backlog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         seat = FakeWorker(running.channel, worker.name, worker.epoch, model="tiny")
         await seat.connect(granted=0, address=f"127.0.0.1:{worker.port}")
         await admin.rig.until(lambda: admin.rig.parts.is_ready)
-        one = Backlog(admin, running, seat, TenantAdminClient(admin.channel, ADMIN_KEY))
+        one = Backlog(admin, running, seat, TenantAdminClient(admin.channel, ADMIN_KEY), valkey.url)
         yield one
         for task in one.tasks:
             task.cancel()
@@ -139,3 +145,19 @@ async def test_a_backlog_becomes_of_the_class_that_its_tenants_threshold_makes_i
     )
     assert backlog.waiting(Band.STANDARD, RequestClass.LONG) == (5 if is_on else 0)
     assert len(await backlog.served(5)) == 5
+
+
+async def test_an_edit_at_another_gateway_is_the_schedulers_after_one_tick_within_a_second(
+    backlog: Backlog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = HeldTicks()
+    monkeypatch.setattr(tenant_feed, "next_tick", ticks.next_tick)
+    await backlog.ask("x", 2)
+    await backlog.until(lambda: ticks.periods)
+    redis = connect(backlog.url, limit_s=LIMIT_S)
+    await commit(tenant_store.RedisTenantLog(redis), a_tenant("x", {"id": "x", "weight": 4}))
+    await redis.close()
+    assert backlog.row().weight == 1
+    ticks.let_one_go()
+    await backlog.until(lambda: backlog.row().weight == 4)
+    assert ticks.periods[0] + REST_S <= EFFECTIVE_WITHIN_S
