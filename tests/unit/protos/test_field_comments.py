@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 PROTOS = Path(__file__).resolve().parents[3] / "protos"
-DESCRIBED = ("gateway",)
+DESCRIBED = ("gateway", "worker")
 """Packages of which no field lacks a comment; the public one always."""
 FIELD = re.compile(r"\s+(?:optional |repeated )?(?:map<[^>]+>|[\w.]+) (?P<name>\w+) = \d+;(?P<rest>.*)")
 
