@@ -41,8 +41,10 @@ class Rules:
     """A head waits this long for the kvmanager's answer; then it counts as no hit."""
     match_fresh_s: float = 0.1
     """An older answer is asked for again."""
-    boot_grace_s: float = 1.0
-    """After a boot, workers get this long to come back before anything is refused for lack of one."""
+    boot_grace_s: float = 3.0
+    """After a boot, workers get this long to come back before anything is refused for lack of one: longer
+    than a peer may pause between two tries to connect (1.2 s, gRPC's backoff with its jitter) and then takes
+    to connect."""
     worker_grace_s: float = 15.0
     """A worker that left may come back within this time; what only it can serve waits."""
     max_bypasses: int = 32

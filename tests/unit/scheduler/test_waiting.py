@@ -36,7 +36,7 @@ def test_it_wakes_for_the_next_deadline_only() -> None:
     scheduler = with_worker(position_every_s=100.0)
     assert scheduler.next_wake() is None
     scheduler.acquire(GATEWAY, acquire("a", limits=Limits(first_token_s=7.0)), 0.0)
-    scheduler.place(2.0)
+    scheduler.place(4.0)
     assert scheduler.next_wake() == 7.0
     scheduler.abandon(key("a"), None)
     assert scheduler.next_wake() is None
@@ -152,15 +152,15 @@ def test_abandon_leaves_the_queue_or_gives_the_placement_back() -> None:
 
 
 def test_after_a_boot_workers_get_time_to_come_back() -> None:
-    scheduler = core()
+    scheduler = core(position_every_s=1000.0)
     assert scheduler.acquire(GATEWAY, acquire("a"), 0.1) == []
     assert scheduler.acquire(GATEWAY, acquire("b", model="none-such"), 0.1) == []
     assert only(Rejected, scheduler.place(0.1)) == []
-    assert scheduler.next_wake() == pytest.approx(1.0)
-    scheduler.worker_connected(hello(), 0.5)
-    (refused,) = only(Rejected, scheduler.place(1.0))
+    assert scheduler.next_wake() == pytest.approx(3.0)
+    scheduler.worker_connected(hello(), 2.5)
+    (refused,) = only(Rejected, scheduler.place(3.0))
     assert (refused.acquire.key, type(refused.error)) == (key("b"), UnknownModel)
-    (refused,) = only(Rejected, scheduler.acquire(GATEWAY, acquire("c", model="none-such"), 1.1))
+    (refused,) = only(Rejected, scheduler.acquire(GATEWAY, acquire("c", model="none-such"), 3.1))
     assert isinstance(refused.error, UnknownModel)
 
 
