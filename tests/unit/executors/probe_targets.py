@@ -24,10 +24,10 @@ def _emulated(*names: str) -> list[ParameterSet]:
     return [pytest.param(f"emulated-{name}", marks=pytest.mark.slow) for name in names]
 
 
-_OURS = [entry.name for entry in this_cpu().supported()]
-PROGRAMS = [*_OURS, *_emulated("avx512vnni", "avx2vnni", "neon")]
+OURS = [entry.name for entry in this_cpu().supported()]
+PROGRAMS = [*OURS, *_emulated("avx512vnni", "avx2vnni", "neon")]
 """What `probe_command` takes: all that this machine can run, and in the slow pass all that it can emulate."""
-PROGRAMS_FOR_BITS = [*_OURS, *_emulated("neon")]
+PROGRAMS_FOR_BITS = [*OURS, *_emulated("neon")]
 """For the long suites that compare bits: an emulated set takes minutes there, and one of another family is
 worth them. VNNI adds up the same whole numbers as AVX2, and its bits are compared where a machine has it."""
 
