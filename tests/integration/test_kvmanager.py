@@ -4,8 +4,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import grpc
 import pytest
@@ -122,14 +121,6 @@ async def test_a_worker_that_does_not_belong_here_is_refused(
             await stranger.receive("slices")
         assert isinstance(from_rpc_error(caught.value), error)
         await worker.leave()
-
-
-@pytest.fixture
-async def valkey(tmp_path: Path) -> AsyncIterator[Valkey]:
-    server = Valkey(tmp_path)
-    await server.start()
-    yield server
-    await server.stop()
 
 
 async def test_after_a_restart_hits_come_from_the_copy_with_snapshots_withheld(valkey: Valkey) -> None:

@@ -29,14 +29,6 @@ def shortened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.stores.quota_redis.BACKGROUND_LIMIT_S", 0.2)
 
 
-@pytest.fixture
-async def valkey(tmp_path: Path) -> AsyncIterator[Valkey]:
-    valkey = Valkey(tmp_path)
-    await valkey.start()
-    yield valkey
-    await valkey.stop()
-
-
 class Gateway:
     """What one gateway has of quotas."""
 

@@ -1,8 +1,6 @@
 """A Redis that answers every command with an error ends nothing: what lives on it goes on once it may."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -19,14 +17,6 @@ from tests.fakes.quota_values import a_reservation, a_running, a_settlement, an_
 from tests.fakes.valkey import Valkey, eventually
 
 ALL = ("on", ">secret", "~*", "&*", "+@all")
-
-
-@pytest.fixture
-async def valkey(tmp_path: Path) -> AsyncIterator[Valkey]:
-    valkey = Valkey(tmp_path)
-    await valkey.start()
-    yield valkey
-    await valkey.stop()
 
 
 async def num_errors(admin: RedisStore, code: str) -> int:

@@ -24,14 +24,6 @@ SERVICE = pb.DESCRIPTOR.services_by_name["AdminService"]
 
 
 @pytest.fixture
-async def valkey(tmp_path: Path) -> AsyncIterator[Valkey]:
-    valkey = Valkey(tmp_path)
-    await valkey.start()
-    yield valkey
-    await valkey.stop()
-
-
-@pytest.fixture
 async def admin(valkey: Valkey) -> AsyncIterator[AdminRig]:
     async with admin_rig(valkey.url) as started:
         yield started

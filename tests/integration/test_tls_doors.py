@@ -71,14 +71,6 @@ class Doors:
         return self.folder / f"{name}.pem", self.folder / f"{name}.key"
 
 
-@pytest.fixture
-async def valkey(tmp_path: Path) -> AsyncIterator[Valkey]:
-    valkey = Valkey(tmp_path)
-    await valkey.start()
-    yield valkey
-    await valkey.stop()
-
-
 @asynccontextmanager
 async def open_doors(redis_url: str, folder: Path) -> AsyncIterator[Doors]:
     tls = Tls(files(make_certs(folder), "gateway"), "gateway")

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from _pytest.mark import ParameterSet
 
 from worker.executors.native.build import FLAGS, SOURCES, build
 from worker.executors.native.instruction_sets import INSTRUCTION_SETS, InstructionSet, this_cpu
@@ -20,16 +19,15 @@ from worker.executors.native.instruction_sets import INSTRUCTION_SETS, Instructi
 _EMULATED_X86 = Path(__file__).parent / "native_checks" / "emulate_x86.h"
 
 
-def _emulated(*names: str) -> list[ParameterSet]:
-    return [pytest.param(f"emulated-{name}", marks=pytest.mark.slow) for name in names]
-
-
 OURS = [entry.name for entry in this_cpu().supported()]
-PROGRAMS = [*OURS, *_emulated("avx512vnni", "avx2vnni", "neon")]
+"""What this machine can run."""
+NEON = pytest.param("emulated-neon", marks=pytest.mark.slow)
+PROGRAMS = [
+    *OURS,
+    *(pytest.param(f"emulated-{name}", marks=pytest.mark.slow) for name in ("avx512vnni", "avx2vnni")),
+    NEON,
+]
 """What `probe_command` takes: all that this machine can run, and in the slow pass all that it can emulate."""
-PROGRAMS_FOR_BITS = [*OURS, *_emulated("neon")]
-"""For the long suites that compare bits: an emulated set takes minutes there, and one of another family is
-worth them. VNNI adds up the same whole numbers as AVX2, and its bits are compared where a machine has it."""
 
 
 def probe_command(folder: Path, name: str, probe: Path, sources: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A row of a product depends on that row of activations alone, bit for bit, on every instruction set."""
+"""A row of a product depends on that row of activations alone, bit for bit, on this machine and on NEON."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,7 +14,7 @@ from tests.unit.executors.linear_probe import (
     make_floats,
     make_x,
 )
-from tests.unit.executors.probe_targets import PROGRAMS_FOR_BITS
+from tests.unit.executors.probe_targets import NEON, OURS
 from worker.executors.native.library import Compute, WeightKind
 
 pytestmark = pytest.mark.timeout(1800)
@@ -34,9 +34,9 @@ WEIGHTS: dict[str, Callable[[], Weight]] = {
 }
 
 
-@pytest.fixture(scope="module", params=PROGRAMS_FOR_BITS)
+@pytest.fixture(scope="module", params=[*OURS, NEON])
 def linear_program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Sequence[str]:
-    """Fewer instruction sets than the other suites of products have."""
+    """Of the emulated sets one: all three took 266 s, and VNNI adds up the same whole numbers as AVX2."""
     return linear_command(tmp_path_factory.getbasetemp(), request.param)
 
 
