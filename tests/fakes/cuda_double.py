@@ -46,6 +46,8 @@ class CudaDouble:
         self.device = device
         self.pinned: set[int] = set()
         """Addresses."""
+        self._is_current = False
+        """Whether the device is made the current one, which is another else."""
         double = self
 
         class Stream:
@@ -101,11 +103,20 @@ class CudaDouble:
         @contextmanager
         def graph(cuda_graph: CUDAGraph, *, stream: object) -> Iterator[None]:
             assert isinstance(stream, Stream)
+            assert double._is_current, "torch waits for the current device before it captures"
             double.log.append("begin capture")
             with double.device.capturing() as launches:
                 yield
             cuda_graph.launches = launches
             double.log.append("end capture")
+
+        @like(torch.cuda.device)
+        @contextmanager
+        def device(of: object) -> Iterator[None]:
+            assert of is double.device.device
+            double._is_current = True
+            yield
+            double._is_current = False
 
         @like(torch.cuda.synchronize)
         def synchronize(device: object = None) -> None:
@@ -119,6 +130,7 @@ class CudaDouble:
             CUDAGraph=CUDAGraph,
             stream=stream,
             graph=graph,
+            device=device,
             synchronize=synchronize,
         )
         self.module = SimpleNamespace(cuda=cuda, empty=self._empty, uint8=torch.uint8)

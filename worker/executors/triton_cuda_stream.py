@@ -49,7 +49,8 @@ class CudaStream:
             launch()
         self.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self._stream):
+        # It first waits for the current device, and a rank's is not its own: a wait makes a context there.
+        with torch.cuda.device(self.device), torch.cuda.graph(graph, stream=self._stream):
             launch()
         return _CudaGraph(graph, self)
 
