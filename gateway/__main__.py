@@ -31,7 +31,7 @@ from services.chassis.lifecycle import Lifecycle
 from services.chassis.logging import configure_logging
 from services.chassis.metrics import Metrics, sample_loop_lag
 from services.chassis.probes import Probes
-from services.chassis.redis import check_secure, connect
+from services.chassis.redis import RedisStore, check_secure, connect
 from services.chassis.telemetry import configure_tracing
 from services.chassis.tls import open_channel, watch_expiry
 from services.domain.errors import DependencyDown
@@ -65,6 +65,23 @@ async def serve(config: GatewayConfig, declared: DeclaredTenants, tls: DoorsTls,
         tls=tls.inside,
         backlog=open_backlog(config.journal),
     )
+    await _serve_doors(config, parts, tls, life, metrics=metrics, redis=redis)
+    await channel.close()
+    await redis.close()
+    await background.close()
+    executor.shutdown(wait=False, cancel_futures=True)
+
+
+async def _serve_doors(
+    config: GatewayConfig,
+    parts: Parts,
+    tls: DoorsTls,
+    life: Lifecycle,
+    *,
+    metrics: Metrics,
+    redis: RedisStore,
+) -> None:
+    """Open probes and doors, then drain them once told to stop."""
     doors, ports = open_doors(config, parts, tls, metrics)
     public, administration = doors.healths
     probes = Probes(
@@ -90,10 +107,6 @@ async def serve(config: GatewayConfig, declared: DeclaredTenants, tls: DoorsTls,
         _log.info("listening", host=config.host, probe_port=probes.port, **ports)
         await life.stopping.wait()
         await drain(parts, doors, life.drain_limit_s - DRAIN_MARGIN_S)
-    await channel.close()
-    await redis.close()
-    await background.close()
-    executor.shutdown(wait=False, cancel_futures=True)
 
 
 def generate_settings(config: GatewayConfig) -> GenerateSettings:

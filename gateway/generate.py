@@ -132,9 +132,7 @@ class Generate:
             while True:
                 events = live.take()
                 if live.first_token_at is not None and run.ttft_s is None:
-                    run.ttft_s = time.monotonic() - live.arrived
-                    self.metrics.first_token(run.model, run.ttft_s)
-                    run.span.add_event("first_token")
+                    self._note_first_token(run)
                 for event in events:
                     yield event
                 if live.error is not None:
@@ -256,6 +254,11 @@ class Generate:
             account = hold.reservation.account
             self.budget_warnings.warned(account.organisation, account.tenant, status.warnings)
         return status
+
+    def _note_first_token(self, run: Run) -> None:
+        run.ttft_s = time.monotonic() - run.live.arrived
+        self.metrics.first_token(run.model, run.ttft_s)
+        run.span.add_event("first_token")
 
     def _close(self, run: Run) -> None:
         """Release everything the request holds: the one end of every request, from every state."""

@@ -122,34 +122,23 @@ def build_parts(
         backlog: Where settlements wait; None: in memory only.
     """
     gateway_metrics = GatewayMetrics(metrics)
-    auth = Authenticator(tenants, server_key, time.time)
     changed = asyncio.Event()
+    auth = Authenticator(tenants, server_key, time.time)
     table = LiveTable(max_live)
     terms = CurrentTerms(tenants, table, settings.long_from_tokens)
     scheduler = _scheduler_link(
         host, scheduler_channel, name=name, tenants=tenants, terms=terms, changed=changed
     )
     workers = WorkerLinks(name=name, epoch=lambda: host.epoch, build=BUILD, spawn=host.spawn, tls=tls)
-    book = _model_book(models, scheduler)
     feed = _tenant_feed(host, tenants, tenant_log, auth, scheduler, changed=changed)
-    admin = AdminParts(
-        feed=feed,
-        log=tenant_log,
-        tenants=TenantAdmin(feed, book.names),
-        keys=KeyAdmin(feed, tenant_log, server_key),
-    )
-    encoder = PromptEncoder(executor, gateway_metrics.tokenized)
-    store = OutagePolicy(quota)
-    budgets = BudgetEnforcement(table)
-    settler = _settler(store, backlog or Backlog(secrets.token_hex(8)), budgets, gateway_metrics)
-    host.spawn(settler.run(), name="settler")
+    outages = OutagePolicy(quota)
     limits = LimitLookup(auth=auth, quota=quota)
     generate = Generate(
         auth=auth,
-        models=book,
-        encoder=encoder,
-        quota=store,
-        settler=settler,
+        models=_model_book(models, scheduler),
+        encoder=PromptEncoder(executor, gateway_metrics.tokenized),
+        quota=outages,
+        settler=_settler(host, outages, backlog or Backlog(secrets.token_hex(8)), table, gateway_metrics),
         scheduler=scheduler,
         workers=workers,
         retries=RetryBudget(settings.retry_percent, gateway_metrics.wished_again),
@@ -159,40 +148,55 @@ def build_parts(
         budget_degradation=BudgetDegradation(limits, metrics),
         settings=settings,
     )
-    queries = Queries(
-        auth=auth,
-        models=book,
-        encoder=encoder,
-        table=table,
-        settler=settler,
-        quota=quota,
-        usage=UsageReports(tenants, quota, tenant_log, time.time),
-        limits=limits,
-        long_from_tokens=settings.long_from_tokens,
-    )
     return Parts(
         generate=generate,
-        queries=queries,
+        queries=_queries(generate, quota, UsageReports(tenants, quota, tenant_log, time.time), limits),
         auth=auth,
-        admin=admin,
+        admin=_admin_parts(feed, tenant_log, generate.models, server_key),
         metrics=gateway_metrics,
         scheduler=scheduler,
         workers=workers,
-        settler=settler,
-        outages=store,
+        settler=generate.settler,
+        outages=outages,
         table=table,
         changed=changed,
     )
 
 
+def _queries(generate: Generate, quota: QuotaStore, usage: UsageReports, limits: LimitLookup) -> Queries:
+    """Return what answers questions about the generations, from the same parts as they are served with."""
+    return Queries(
+        auth=generate.auth,
+        models=generate.models,
+        encoder=generate.encoder,
+        table=generate.table,
+        settler=generate.settler,
+        quota=quota,
+        usage=usage,
+        limits=limits,
+        long_from_tokens=generate.settings.long_from_tokens,
+    )
+
+
+def _admin_parts(feed: TenantFeed, log: TenantLog, models: ModelBook, server_key: bytes) -> AdminParts:
+    return AdminParts(
+        feed=feed, log=log, tenants=TenantAdmin(feed, models.names), keys=KeyAdmin(feed, log, server_key)
+    )
+
+
 def _settler(
-    store: OutagePolicy, backlog: Backlog, budgets: BudgetEnforcement, metrics: GatewayMetrics
+    host: Host, store: OutagePolicy, backlog: Backlog, table: LiveTable, metrics: GatewayMetrics
 ) -> Settler:
+    """Return what settles, started; it ends those whose hard budget is spent."""
+
     def on_lost(settlement: Settlement) -> None:
         store.lost(settlement)
         metrics.settlement_lost()
 
-    return Settler(store, backlog, budgets.running, budgets.enforce, on_ended=store.ended, on_lost=on_lost)
+    budgets = BudgetEnforcement(table)
+    settler = Settler(store, backlog, budgets.running, budgets.enforce, on_ended=store.ended, on_lost=on_lost)
+    host.spawn(settler.run(), name="settler")
+    return settler
 
 
 def _scheduler_link(

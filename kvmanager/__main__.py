@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 
+import grpc
 import structlog
 
 from kvmanager.config import CapSources, KvManagerConfig, load_config
@@ -26,6 +27,7 @@ from services.chassis.build import BUILD
 from services.chassis.errors import ErrorInterceptor
 from services.chassis.fatal import entry
 from services.chassis.grpc import (
+    HealthControl,
     add_health_and_reflection,
     bind,
     check_bind,
@@ -68,13 +70,7 @@ async def serve(config: KvManagerConfig, sources: CapSources, tls: Tls | None, l
         epoch=life.epoch,
     )
     service = KvManagerService(manager, config.name, lambda: life.epoch, BUILD)
-    server = create_server(
-        interceptors=[ErrorInterceptor(), *peers_only(tls, "scheduler", "worker", OPERATOR)]
-    )
-    kvmanager_pb2_grpc.add_KvManagerServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
-    health = add_health_and_reflection(server, [SERVICE_NAME])
-    credentials = None if tls is None else tls.server(asks=True)
-    port = bind(server, f"{config.host}:{config.port}", credentials=credentials)
+    server, health, port = _build_server(config, service, tls)
     probes = Probes(
         config.probe_port, is_ready=lambda: health.serving, metrics=metrics, host=config.host, tls=tls
     )
@@ -99,6 +95,19 @@ async def serve(config: KvManagerConfig, sources: CapSources, tls: Tls | None, l
             await manager.writer.flush()
     if store is not None:
         await store.close()
+
+
+def _build_server(
+    config: KvManagerConfig, service: KvManagerService, tls: Tls | None
+) -> tuple[grpc.aio.Server, HealthControl, int]:
+    """Return the server, bound and not started, its health and its port."""
+    server = create_server(
+        interceptors=[ErrorInterceptor(), *peers_only(tls, "scheduler", "worker", OPERATOR)]
+    )
+    kvmanager_pb2_grpc.add_KvManagerServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    health = add_health_and_reflection(server, [SERVICE_NAME])
+    credentials = None if tls is None else tls.server(asks=True)
+    return server, health, bind(server, f"{config.host}:{config.port}", credentials=credentials)
 
 
 async def restore(manager: Manager, copy: IndexCopy | None) -> None:

@@ -26,6 +26,7 @@ from services.chassis.config import load
 from services.chassis.errors import ErrorInterceptor
 from services.chassis.fatal import entry
 from services.chassis.grpc import (
+    HealthControl,
     add_health_and_reflection,
     bind,
     check_bind,
@@ -35,7 +36,7 @@ from services.chassis.lifecycle import Lifecycle
 from services.chassis.logging import configure_logging
 from services.chassis.metrics import Metrics, sample_loop_lag
 from services.chassis.probes import Probes
-from services.chassis.redis import check_secure, connect
+from services.chassis.redis import RedisStore, check_secure, connect
 from services.chassis.telemetry import configure_tracing
 from services.chassis.tls import OPERATOR, Tls, load_tls, open_channel, peers_only, watch_expiry
 from services.domain.errors import DependencyDown
@@ -64,12 +65,7 @@ async def serve(config: SchedulerConfig, tls: Tls | None, life: Lifecycle) -> No
         metrics=SchedulerMetrics(metrics, rules.bands),
     )
     service = SchedulerService(dispatcher, name=config.name, build=BUILD)
-    server = create_server(interceptors=[ErrorInterceptor(), *peers_only(tls, "gateway", "worker", OPERATOR)])
-    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
-    names = [scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name]
-    health = add_health_and_reflection(server, names)
-    credentials = None if tls is None else tls.server(asks=True)
-    port = bind(server, f"{config.host}:{config.port}", credentials=credentials)
+    server, health, port = _build_server(config, service, tls)
     channel = None if config.kvmanager is None else open_channel(tls, config.kvmanager, "kvmanager")
     redis = None if config.redis_url is None else connect(config.redis_url, tls=tls)
     probes = Probes(
@@ -85,10 +81,7 @@ async def serve(config: SchedulerConfig, tls: Tls | None, life: Lifecycle) -> No
         if channel is not None:
             life.spawn(link_kvmanager(config, dispatcher, channel).run(), name="kvmanager")
         if redis is not None:
-            keeper = QuarantineKeeper(RedisQuarantine(redis), lambda: dispatcher.core.faults.quarantine)
-            with contextlib.suppress(DependencyDown):
-                await keeper.follow()
-            life.spawn(keeper.run(), name="quarantine")
+            life.spawn((await _follow_quarantine(dispatcher, redis)).run(), name="quarantine")
         health.set_serving()
         _log.info("serving", host=config.host, port=port, probe_port=probes.port, term=dispatcher.term)
         await life.stopping.wait()
@@ -101,6 +94,26 @@ async def serve(config: SchedulerConfig, tls: Tls | None, life: Lifecycle) -> No
             await channel.close()
         if redis is not None:
             await redis.close()
+
+
+def _build_server(
+    config: SchedulerConfig, service: SchedulerService, tls: Tls | None
+) -> tuple[grpc.aio.Server, HealthControl, int]:
+    """Return the server, bound and not started, its health and its port."""
+    server = create_server(interceptors=[ErrorInterceptor(), *peers_only(tls, "gateway", "worker", OPERATOR)])
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    names = [scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name]
+    health = add_health_and_reflection(server, names)
+    credentials = None if tls is None else tls.server(asks=True)
+    return server, health, bind(server, f"{config.host}:{config.port}", credentials=credentials)
+
+
+async def _follow_quarantine(dispatcher: Dispatcher, redis: RedisStore) -> QuarantineKeeper:
+    """Take over what Redis says, if it answers; return what keeps to it, to be run."""
+    keeper = QuarantineKeeper(RedisQuarantine(redis), lambda: dispatcher.core.faults.quarantine)
+    with contextlib.suppress(DependencyDown):
+        await keeper.follow()
+    return keeper
 
 
 def link_kvmanager(
