@@ -99,7 +99,7 @@ async def _fit(
     except TooManyTokens as exc:
         raise too_long(request, tenant, options, max_tokens) from exc
     stop = check_prompt(request, tenant, options, model.profile, len(prompt.ids))
-    stop, cap = capped(stop, reductions.cap_output_tokens)
+    cap = capped(stop, reductions.cap_output_tokens)
     degraded = [] if cap is None else [cap]
     if is_cut_short and prompt.cut_tokens:
         asked = len(prompt.ids) + prompt.cut_tokens

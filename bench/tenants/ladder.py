@@ -59,16 +59,14 @@ class Degrading(World):
         if reductions.smaller_model is not None:
             self.less[ask.tenant, Step.SMALLER_MODEL] += 1
             return
-        stop, is_capped = capped(
-            StopParams(max_output_tokens=ask.num_output_tokens), reductions.cap_output_tokens
-        )
-        self.less[ask.tenant, Step.CAP_OUTPUT] += is_capped is not None
+        cap = capped(StopParams(max_output_tokens=ask.num_output_tokens), reductions.cap_output_tokens)
+        self.less[ask.tenant, Step.CAP_OUTPUT] += cap is not None
         most = reductions.cut_prompt_tokens or ask.num_prompt_tokens
         self.less[ask.tenant, Step.CUT_CONTEXT] += most < ask.num_prompt_tokens
         served = replace(
             ask,
             num_prompt_tokens=min(most, ask.num_prompt_tokens),
-            num_output_tokens=stop.max_output_tokens,
+            num_output_tokens=ask.num_output_tokens if cap is None else int(cap.served),
         )
         self.less_of_strict += policy is None and served != ask
         super()._acquire(served, at)

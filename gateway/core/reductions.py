@@ -3,12 +3,10 @@
 Pure: knows neither pressure nor models beyond their names.
 """
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gateway.core.limit_status import header_text
-from gateway.core.output_cap import GRACE_TOKENS
 from services.domain.degradation import Degradation, Degraded, Step
 from services.domain.generation import StopParams
 
@@ -57,19 +55,12 @@ def headers_of(degraded: Iterable[Degraded]) -> Mapping[str, str]:
     return {DEGRADED_HEADER: value} if value else {}
 
 
-def capped(stop: StopParams, cap: int | None) -> tuple[StopParams, Degraded | None]:
-    """Return what is reserved and asked of the worker under an output cap, and what to tell of it.
+def capped(stop: StopParams, cap: int | None) -> Degraded | None:
+    """Return what to tell of an output cap, None where it takes nothing.
 
-    The worker is asked for a little more, in which the answer's last sentence can end. A least output that
-    the caller asked for moves the cap.
-
-    Worked number: 1,024 asked for under a cap of 200 reserve 264.
+    What is reserved and asked of the worker stays: an answer goes on until a sentence ends, and where none
+    does to its own limit. A least output that the caller asked for moves the cap.
     """
     if cap is None or stop.max_output_tokens <= max(cap, stop.min_output_tokens):
-        return stop, None
-    cap = max(cap, stop.min_output_tokens)
-    most = min(stop.max_output_tokens, cap + GRACE_TOKENS)
-    return (
-        dataclasses.replace(stop, max_output_tokens=most),
-        Degraded(Step.CAP_OUTPUT, str(stop.max_output_tokens), str(cap)),
-    )
+        return None
+    return Degraded(Step.CAP_OUTPUT, str(stop.max_output_tokens), str(max(cap, stop.min_output_tokens)))

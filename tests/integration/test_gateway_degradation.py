@@ -68,7 +68,7 @@ async def test_an_answer_ends_with_the_sentence_that_reaches_its_cap(rig: Rig) -
     (finished,) = answer.of("finished")
     assert finished.reason == types_pb2.FINISH_REASON_LENGTH
     assert told(answer) == [(types_pb2.DEGRADATION_STEP_CAP_OUTPUT, "100", "12")]
-    assert rig.worker.submits[0].max_output_tokens == 76, "the cap and what a sentence may take to end"
+    assert rig.worker.submits[0].max_output_tokens == 100, "where nothing ends it goes on"
     await rig.settled()
     assert rig.metric("quire_degraded_total", step="cap_output", asked="128", served="16") == 1
 

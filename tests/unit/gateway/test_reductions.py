@@ -2,7 +2,6 @@
 
 import pytest
 
-from gateway.core.output_cap import GRACE_TOKENS
 from gateway.core.reductions import Reductions, capped, headers_of, reductions_of
 from services.domain.degradation import Degradation, Degraded, Step
 from services.domain.generation import StopParams
@@ -32,22 +31,14 @@ def test_only_what_a_tenant_agreed_to_is_less() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "least", "served", "told"),
-    [
-        (100, 0, 100, None),
-        (1000, 0, 100 + GRACE_TOKENS, "100"),
-        (120, 0, 120, "100"),
-        (1000, 300, 300 + GRACE_TOKENS, "300"),
-        (300, 300, 300, None),
-    ],
+    ("asked", "least", "told"),
+    [(100, 0, None), (1000, 0, "100"), (101, 0, "100"), (1000, 300, "300"), (300, 300, None)],
 )
-def test_a_capped_answer_may_end_its_sentence_but_never_gets_more_than_asked_for(
-    asked: int, least: int, served: int, told: str | None
+def test_a_cap_gives_no_less_than_the_least_output_and_is_told_only_where_it_takes(
+    asked: int, least: int, told: str | None
 ) -> None:
     stop = StopParams(max_output_tokens=asked, min_output_tokens=least)
-    limited, degraded = capped(stop, 100)
-    assert limited.max_output_tokens == served
-    assert degraded == (None if told is None else Degraded(Step.CAP_OUTPUT, str(asked), told))
+    assert capped(stop, 100) == (None if told is None else Degraded(Step.CAP_OUTPUT, str(asked), told))
 
 
 def test_a_header_holds_every_step_and_only_plain_characters() -> None:
