@@ -66,6 +66,11 @@ class OutagePolicy:
         """Requests that were admitted here and use up allowances."""
         return len(self._grants)
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether some run that were admitted here and that the store does not know of."""
+        return any(one.num_choices and not one.is_known for one in self._grants.values())
+
     async def reserve(self, reservation: Reservation) -> LimitStatus:
         key, tenant = reservation.idempotency_key, reservation.account.tenant
         if not key:

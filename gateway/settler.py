@@ -38,7 +38,8 @@ class Settler:
 
     Args:
         backlog: Where they wait, and which come next.
-        running: Gives requests that were admitted and have not ended: all, or those under a hard budget.
+        running: Gives requests that were admitted and have not ended: all, or those that cannot wait: under a
+            hard budget, or unknown to the store.
         on_spent: Told what their scopes have spent.
         on_ended: Told of each settlement when it comes, which may be long before the store hears of it.
         on_lost: Told of one that is given up, because too many wait and no journal takes them: its request is
@@ -125,7 +126,7 @@ class Settler:
         return True
 
     async def _renew(self, now: float) -> None:
-        """Renew all leases when they are due, and until it works; else only what a hard budget watches."""
+        """Renew all leases when they are due, and until it works; else only what cannot wait."""
         is_due = now >= self._renew_at
         running = self._running(is_due)
         try:

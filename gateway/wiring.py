@@ -30,7 +30,7 @@ from gateway.outage import OutagePolicy
 from gateway.prompts import PromptEncoder
 from gateway.queries import Queries
 from gateway.settler import Settler
-from gateway.stores.quota import QuotaStore, Settlement
+from gateway.stores.quota import QuotaStore, Running, Settlement
 from gateway.stores.tenants import TenantLog
 from gateway.tenant_admin import TenantAdmin
 from gateway.tenant_feed import TenantFeed
@@ -188,13 +188,16 @@ def _settler(
     host: Host, store: OutagePolicy, backlog: Backlog, table: LiveTable, metrics: GatewayMetrics
 ) -> Settler:
     """Return what settles, started; it ends those whose hard budget is spent."""
+    budgets = BudgetEnforcement(table)
+
+    def running(every: bool) -> list[Running]:
+        return budgets.running(every or store.is_ahead)
 
     def on_lost(settlement: Settlement) -> None:
         store.lost(settlement)
         metrics.settlement_lost()
 
-    budgets = BudgetEnforcement(table)
-    settler = Settler(store, backlog, budgets.running, budgets.enforce, on_ended=store.ended, on_lost=on_lost)
+    settler = Settler(store, backlog, running, budgets.enforce, on_ended=store.ended, on_lost=on_lost)
     host.spawn(settler.run(), name="settler")
     return settler
 

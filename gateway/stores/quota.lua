@@ -1,14 +1,13 @@
 -- Quotas below one organisation: one call checks or changes all scopes of a request, or none.
 -- All keys carry the organisation's hash tag, all time is the server's, every operation is idempotent by id.
--- The lines of quota_counters.lua, quota_usage.lua and quota_batches.lua stand before these, and REMEMBER_MS: for how
--- long after its end an id stays known.
+-- The lines of the other quota_*.lua stand before these, and REMEMBER_MS: for how long after its end an id stays known.
 --
 -- KEYS 1 leases       zset  id -> end of the lease (ms)
 --      2 reservations hash  id -> packed record while open, 'e' its lease ran out, 's' settled (tombstone)
 --      3 ended        zset  id -> when it stopped being open (ms), to forget it later
 --      4 counters     hash  scope -> packed counter
 --      5.. reserve: the idempotency key, the tenant's usage; settle: the mark of the batches, then idempotency key,
---      ending key and usage of each item; usage: the tenant's
+--      ending key and usage of each item; renew: the idempotency key of each item; usage: the tenant's
 -- ARGV 1 operation; the rest is told where it is read
 --
 -- record: { n, prompt, output, used, scope, day, month, scope, day, month, ... }
@@ -201,6 +200,11 @@ function operations.settle()
     local amounts = amounts_of(tonumber(prompt), tonumber(output))
     local record, state = find(id)
     if state ~= 's' then
+      if has_key == '1' and amounts[2] == 0 then
+        disown(key, id)
+      elseif has_key == '1' and not owns(key, id) then
+        amounts = NOTHING -- Another began under its key while the store did not know of this one.
+      end
       if record then
         give_back(record, amounts)
       elseif amounts[2] > 0 then
@@ -218,24 +222,23 @@ function operations.settle()
       if ending ~= '' then
         redis.call('SET', ending_key, ending, 'PX', REMEMBER_MS)
       end
-      -- What cost nothing may be asked for again under the same key.
-      if has_key == '1' and amounts[2] == 0 and redis.call('GET', key) == id then
-        redis.call('DEL', key)
-      end
     end
   end
   return { 'ok', num_settled }
 end
 
--- lease ms, then items of id, n, prompt, output, used so far, scopes: reservations whose requests run. One that
--- ran out, or that the store lost, is open again whatever the limits say, because it does run.
+-- lease ms, then items of id, n, prompt, output, used so far, scopes, has key (0/1): reservations whose requests run.
+-- One that ran out, or that the store lost, is open again whatever the limits say, because it does run.
 -- Returns for each scope what was spent of its day and of its month.
 function operations.renew()
   local seen, spent = {}, {}
-  for item = 0, (#ARGV - 2) / 6 - 1 do
-    local id, n, prompt, output, used, scopes = unpack(ARGV, 3 + item * 6, 8 + item * 6)
+  for item = 0, (#ARGV - 2) / 7 - 1 do
+    local id, n, prompt, output, used, scopes, has_key = unpack(ARGV, 3 + item * 7, 9 + item * 7)
     local record, state = find(id)
     if state ~= 's' then
+      if has_key == '1' then
+        owns(KEYS[5 + item], id)
+      end
       if not record then
         record = new_record(tonumber(n), tonumber(prompt), tonumber(output), scopes)
         take(record)

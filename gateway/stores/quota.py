@@ -122,6 +122,10 @@ class QuotaStore(Protocol):
     A request counts in the day and the month in which it was admitted. What was used is charged also when
     the lease had ended or the store had lost the reservation, so that a bucket may fall below 0; then nothing
     is admitted until it is refilled.
+
+    An idempotency key belongs to the request that the store first heard of under it, by whatever call, until
+    `REMEMBER_S` after the last one. Another that ran under it, because its gateway did not reach the store,
+    is charged nothing.
     """
 
     async def reserve(self, reservation: Reservation) -> LimitStatus:
@@ -132,7 +136,7 @@ class QuotaStore(Protocol):
 
         Raises:
             QuotaExceeded: A limit is reached; nothing was taken.
-            DuplicateKey: The idempotency key belongs to a request of the last 10 minutes that was charged.
+            DuplicateKey: The idempotency key belongs to another request.
             StaleAttempt: The id is settled already, or its lease has ended.
             DependencyDown: The store does not answer. It may have reserved: settle the id.
         """

@@ -38,7 +38,7 @@ _STATE = struct.Struct("<9d")
 
 BACKGROUND_LIMIT_S = 1.0
 """Limit of a call that nobody waits for."""
-SCRIPT = ("quota_counters.lua", "quota_usage.lua", "quota_batches.lua", "quota.lua")
+SCRIPT = ("quota_counters.lua", "quota_usage.lua", "quota_batches.lua", "quota_keys.lua", "quota.lua")
 """The parts of the script, in order."""
 
 
@@ -130,7 +130,8 @@ class RedisQuota:
         for organisation, group in groupby(ordered, _organisation_of):
             for batch in _batches(list(group)):
                 args = [value for one in batch for value in _item_of(one)]
-                _, rows = await self._run(organisation, ["renew", self._lease_ms, *args])
+                keys = [_key_of(one.reservation.account, one.reservation.idempotency_key) for one in batch]
+                _, rows = await self._run(organisation, ["renew", self._lease_ms, *args], keys)
                 for name, day, month in rows:
                     spent[organisation, name.decode()] = Spent(day, month)
         return spent
@@ -195,6 +196,7 @@ def _item_of(running: Running) -> tuple[Value, ...]:
         wanted.output_tokens,
         running.used_tokens,
         _names_of(wanted.account),
+        1 if wanted.idempotency_key else 0,
     )
 
 

@@ -35,6 +35,7 @@ from tests.fakes.quota_counters import (
     month_of,
     rates_of,
 )
+from tests.fakes.quota_keys import Keys
 
 
 @dataclass
@@ -55,7 +56,7 @@ class _Organisation:
     open: dict[RequestId, _Record] = field(default_factory=dict)
     ended: dict[RequestId, tuple[bool, float]] = field(default_factory=dict)
     """Whether it was settled, and when."""
-    keys: dict[tuple[TenantId, str], tuple[RequestId, float]] = field(default_factory=dict)
+    keys: Keys = field(default_factory=Keys)
     endings: dict[tuple[TenantId, RequestId], bytes] = field(default_factory=dict)
     usage: dict[tuple[TenantId, int, str, str], UsageCounts] = field(default_factory=dict)
     marks: dict[str, int] = field(default_factory=dict)
@@ -83,9 +84,8 @@ class MemoryQuota:
             raise StaleAttempt("over")
         if reservation.id in below.open:
             return LimitStatus()
-        key = (account.tenant, reservation.idempotency_key)
-        owner, until = below.keys.get(key, (reservation.id, 0.0))
-        if reservation.idempotency_key and owner != reservation.id and until > now:
+        owner = below.keys.owner(account.tenant, reservation, now)
+        if owner != reservation.id:
             raise duplicate(owner)
         refusals = [one for scope in account.scopes for one in self._refusals(below, reservation, scope)]
         if refusals:
@@ -94,8 +94,7 @@ class MemoryQuota:
             self._note(below, account, UsageCounts(refusals={limit: 1}))
             raise told
         self._open(below, reservation)
-        if reservation.idempotency_key:
-            below.keys[key] = (reservation.id, now + REMEMBER_S)
+        below.keys.owns(account.tenant, reservation, now)
         return self._status(below, account)
 
     def _status(self, below: _Organisation, account: Account) -> LimitStatus:
@@ -106,16 +105,17 @@ class MemoryQuota:
             below, now = self._below(one.account.organisation), self._clock()
             if below.ended.get(one.id, (False, 0.0))[0]:
                 continue
-            used = amounts_of(one.prompt_tokens, one.output_tokens)
+            is_charged = one.num_tokens > 0 and below.keys.owns(one.account.tenant, one, now)
+            used = amounts_of(one.prompt_tokens, one.output_tokens) if is_charged else NOTHING
             record = below.open.pop(one.id, None)
             if record is not None:
                 self._close(below, record, used)
-            elif one.num_tokens:
+            elif is_charged:
                 for name, began in self._began(one.account):
                     self._charge(below.counters[name], began, used, NOTHING)
                     self._spend(below.counters[name], began, one.num_tokens)
             below.ended[one.id] = (True, now)
-            if one.num_tokens:
+            if is_charged:
                 counts = UsageCounts(
                     requests=1,
                     uncached_tokens=one.prompt_tokens - one.cached_tokens,
@@ -127,9 +127,8 @@ class MemoryQuota:
                 self._note(below, one.account, counts)
             if one.ending:
                 below.endings[one.account.tenant, one.id] = one.ending
-            key = (one.account.tenant, one.idempotency_key)
-            if not one.num_tokens and below.keys.get(key, ("", 0.0))[0] == one.id:
-                del below.keys[key]
+            if not one.num_tokens:
+                below.keys.disown(one.account.tenant, one)
 
     async def settle_batch(self, batch: Batch) -> None:
         for name in dict.fromkeys(one.account.organisation for one in batch.settlements):
@@ -144,6 +143,7 @@ class MemoryQuota:
             account = one.reservation.account
             below = self._below(account.organisation, reaps=False)
             if not below.ended.get(one.reservation.id, (False, 0.0))[0]:
+                below.keys.owns(account.tenant, one.reservation, self._clock())
                 if one.reservation.id not in below.open:
                     self._open(below, one.reservation)
                 record = below.open[one.reservation.id]

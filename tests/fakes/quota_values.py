@@ -64,8 +64,8 @@ def a_settlement(
     )
 
 
-def a_running(account: Account, name: object = "r", used: int = 0, n: int = 1) -> Running:
-    return Running(a_reservation(account, name, n=n), used)
+def a_running(account: Account, name: object = "r", used: int = 0, n: int = 1, key: str = "") -> Running:
+    return Running(a_reservation(account, name, n=n, key=key), used)
 
 
 async def use_of(store: QuotaStore, account: Account) -> ScopeUse:

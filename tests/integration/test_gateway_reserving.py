@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
+from gateway.core.auth import LOCAL_TENANT
 from gateway.core.limit_status import LimitStatus
 from gateway.stores.quota import Reservation
 from services.chassis.errors import from_rpc_error
-from services.domain.errors import DependencyDown, NoWorker, QuotaExceeded, ServeError
+from services.domain.errors import DependencyDown, DuplicateKey, NoWorker, QuotaExceeded, ServeError
 from tests.fakes.gateway_rig import (
     ACME,
     ACME_CONCURRENCY,
@@ -26,6 +27,7 @@ from tests.fakes.gateway_rig import (
 )
 from tests.fakes.quota_memory import MemoryQuota
 from tests.fakes.quota_values import a_reservation
+from tests.fakes.worker_server import endless
 
 
 class GatedQuota(MemoryQuota):
@@ -130,3 +132,23 @@ async def test_a_tenant_that_was_refused_costs_the_scheduler_nothing_more(
     await generate(rig, metadata=ACME_KEY)
     assert len(rig.scheduler.acquired) == 2
     await nothing_is_held(rig)
+
+
+async def test_what_runs_under_a_key_that_the_store_never_saw_is_told_to_it_as_soon_as_it_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.settler.RENEW_EVERY_S", 3600.0)
+    monkeypatch.setattr("gateway.settler.WATCH_EVERY_S", 0.01)
+    quota = MemoryQuota(time.time)
+    async with gateway_rig(quota=quota) as rig:
+        rig.worker.script, rig.worker.step_s = endless, 0.5
+        quota.is_down = True
+        call = rig.stub.Generate(a_request(idempotency_key="k", max_output_tokens=2000))
+        await call.read()
+        assert rig.parts.outages.is_ahead
+        quota.is_down = False
+        await rig.until(lambda: not rig.parts.outages.is_ahead)
+        with pytest.raises(DuplicateKey):
+            await quota.reserve(a_reservation(account_of(LOCAL_TENANT), "elsewhere", key="k"))
+        call.cancel()
+        await nothing_is_held(rig)

@@ -10,7 +10,7 @@ import pytest
 from gateway.outage import OutagePolicy
 from gateway.stores.quota_redis import RedisQuota
 from services.chassis.redis import RedisStore, connect
-from services.domain.errors import DependencyDown, QuotaExceeded
+from services.domain.errors import DependencyDown, DuplicateKey, QuotaExceeded
 from services.domain.limits import Allowance, Budget, Limits
 from tests.fakes.quota_values import a_reservation, a_running, a_settlement, an_account, use_of
 from tests.fakes.valkey import Valkey, eventually
@@ -80,6 +80,27 @@ async def test_without_the_store_a_tenant_gets_its_allowance_and_no_more(
     use = await use_of(store, ALLOWS)
     assert (use.num_leases, use.reserved_tokens, use.day_charged) == (0, 0, 40)
     await asyncio.gather(redis.close(), admin.close())
+    await valkey.stop()
+
+
+@pytest.mark.failure("B152")
+async def test_a_key_that_was_used_during_an_outage_is_known_to_others_after_it(tmp_path: Path) -> None:
+    valkey = Valkey(tmp_path)
+    redis, other = connect(valkey.url, limit_s=20.0), connect(valkey.url, limit_s=20.0)
+    first, second = OutagePolicy(RedisQuota(redis)), OutagePolicy(RedisQuota(other))
+    for name in ("runs", "ended"):
+        await first.reserve(a_reservation(ALLOWS, name, key=name))
+    assert first.is_ahead
+    await valkey.start()
+    await eventually(lambda: answers(redis))
+    await eventually(lambda: answers(other))
+    await first.renew([a_running(ALLOWS, "runs", key="runs")])
+    await first.settle([a_settlement(ALLOWS, "ended", key="ended")])
+    assert not first.is_ahead
+    for key in ("runs", "ended"):
+        with pytest.raises(DuplicateKey):
+            await second.reserve(a_reservation(ALLOWS, "again", key=key))
+    await asyncio.gather(redis.close(), other.close())
     await valkey.stop()
 
 
