@@ -9,7 +9,7 @@ from enum import StrEnum
 from math import prod
 
 from services.domain.capacity import pages_for
-from services.domain.kv_layout import KvFormat, KvLayout
+from services.domain.kv_layout import KvFormat
 from worker.engine.config import MAX_SCORED_TOKENS
 from worker.plan.arena import pack, rows_for
 from worker.plan.op import OpKind, Plan
@@ -209,10 +209,4 @@ def nearest_storage(plan: Plan, shipped_bytes: int) -> WeightStorage:
 
 def page_bytes_of(plan: Plan, kv: KvFormat, page_size: int) -> int:
     """Return the bytes of one page of the plan's KV."""
-    return KvLayout(
-        format=kv,
-        num_layers=plan.num_layers,
-        num_kv_heads=plan.num_kv_heads,
-        head_dim=plan.head_dim,
-        page_size=page_size,
-    ).page_bytes
+    return plan.kv_layout(kv, page_size).page_bytes

@@ -3,14 +3,21 @@
 Knows nothing of scheduling; an executor does what the batch says, in one call per step.
 """
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from services.domain.ids import Namespace
 from worker.engine.batch import Batch, StepResult
 from worker.engine.config import MAX_SCORED_TOKENS
+
+LogitsTap = Callable[[Batch, NDArray[np.float32]], None]
+"""Given a step's batch and its logits [O, vocab] float32."""
 
 
 class Tiles(StrEnum):
@@ -81,6 +88,11 @@ class StepLimits:
 
 class ExecutorFault(Exception):
     """The device or engine is beyond repair: the worker ends and the supervisor restarts it."""
+
+
+def digest_of(*parts: str) -> str:
+    """Return what names all parts together, hex, 32 characters."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def nothing() -> None:

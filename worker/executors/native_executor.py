@@ -6,7 +6,6 @@ alone, batched, in any chunking, after a prefix hit and on any number of threads
 or by thread.
 """
 
-import hashlib
 import os
 import weakref
 from collections import deque
@@ -21,9 +20,9 @@ from numpy.typing import NDArray
 from services.artifacts.artifact import ModelArtifact, open_artifact
 from services.chassis.cores import num_cores
 from services.domain.ids import Namespace
-from services.domain.kv_layout import KvFormat, KvLayout, KvOrder
+from services.domain.kv_layout import KvFormat, KvOrder
 from worker.engine.batch import Batch, StepResult
-from worker.executors.base import ExecutorFault, ModelProfile, nothing
+from worker.executors.base import ExecutorFault, LogitsTap, ModelProfile, digest_of, nothing
 from worker.executors.native.bound_plan import UnsupportedOperation, bind_plan, check_supported
 from worker.executors.native.build import Built, build
 from worker.executors.native.library import Compute, Library, NativeError
@@ -35,8 +34,6 @@ from worker.executors.weights.loader import WeightSource, open_model
 from worker.models.registry import BuiltModel
 from worker.plan.arena import pack, rows_for
 from worker.plan.op import Plan
-
-LogitsTap = Callable[[Batch, NDArray[np.float32]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +88,7 @@ class NativeExecutor:
         max_positions = min(options.max_positions or config.max_positions, config.max_positions)
         self._plan = plan
         self._library = library = Library(built.path)
-        layout = KvLayout(
-            format=options.kv_format,
-            num_layers=plan.num_layers,
-            num_kv_heads=plan.num_kv_heads,
-            head_dim=plan.head_dim,
-            page_size=options.page_size,
-            order=KvOrder.PANELS,
-        )
+        layout = plan.kv_layout(options.kv_format, options.page_size, KvOrder.PANELS)
         key = f"{revision}-{built.instruction_set}-{built.digest}"
         # Held as long as the engine, which reads both where they are.
         packed = open_packed(library, plan, weights, key=key, environment=environment)
@@ -117,21 +107,20 @@ class NativeExecutor:
         self._engine = self._bound.handle
         self._destroy = weakref.finalize(self, library.call, "destroy", self._engine)
         assert library.call("page_bytes", self._engine) == layout.page_bytes, "both say how large a page is"
-        numerics = _digest(
+        numerics = digest_of(
             "native", built.instruction_set, built.digest, revision, options.compute.name, layout.format
         )
-        tables = sum(table.nbytes for table in self._bound.rope_tables)
         self._profile = ModelProfile(
             model=name,
             revision=revision,
-            namespace=Namespace(_digest(revision, layout.digest, numerics)),
+            namespace=Namespace(digest_of(revision, layout.digest, numerics)),
             numerics=numerics,
             executor="native",
             vocab_size=config.vocab_size,
             max_context_tokens=max_positions,
             page_size=options.page_size,
             page_bytes=layout.page_bytes,
-            weight_bytes=self._packed.num_bytes + tables,
+            weight_bytes=self._packed.num_bytes + self._bound.table_bytes,
             kernels=self._bound.kernels,
         )
         self._max_rows = 0
@@ -293,7 +282,3 @@ def _faults() -> Iterator[None]:
         yield
     except (NativeError, MemoryError) as exc:
         raise ExecutorFault(f"a step failed in the native executor: {exc}") from exc
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

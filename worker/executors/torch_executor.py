@@ -5,29 +5,25 @@ the same bit for bit alone, batched, in any chunking and after a prefix hit: mat
 whose sizes were proven equal at load, attention on tiles of one sequence in fixed blocks of keys.
 """
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from services.artifacts.artifact import ModelArtifact, open_artifact
 from services.domain.ids import Namespace
-from services.domain.kv_layout import KvFormat, KvLayout
+from services.domain.kv_layout import KvFormat
 from worker.engine.batch import Batch, StepResult
 from worker.engine.sampler import sample
-from worker.executors.base import ExecutorFault, ModelProfile, nothing
+from worker.executors.base import ExecutorFault, LogitsTap, ModelProfile, digest_of, nothing
 from worker.executors.kernel_uses import count_uses, is_named
 from worker.executors.torch_plan import TorchPlan
 from worker.executors.torch_ranks import Ranks
 from worker.executors.torch_step import StepBuilder
 from worker.executors.weights.loader import WeightSource, open_model, shard_model
 from worker.models.registry import BuiltModel
-
-LogitsTap = Callable[[Batch, NDArray[np.float32]], None]
 
 
 class TorchExecutor:
@@ -48,20 +44,14 @@ class TorchExecutor:
         ranks: Ranks | None = None,
     ) -> None:
         plan, config = model.plan, model.config
-        self._layout = KvLayout(
-            format=KvFormat.F32,
-            num_layers=plan.num_layers,
-            num_kv_heads=plan.num_kv_heads,
-            head_dim=plan.head_dim,
-            page_size=page_size,
-        )
+        self._layout = plan.kv_layout(KvFormat.F32, page_size)
         with torch.inference_mode():
             self._plan = TorchPlan(plan, weights, max_positions=config.max_positions, ranks=ranks)
-        numerics = _digest("torch", torch.__version__, revision, self._plan.numerics, self._layout.format)
+        numerics = digest_of("torch", torch.__version__, revision, self._plan.numerics, self._layout.format)
         self._profile = ModelProfile(
             model=name,
             revision=revision,
-            namespace=Namespace(_digest(revision, self._layout.digest, numerics)),
+            namespace=Namespace(digest_of(revision, self._layout.digest, numerics)),
             numerics=numerics,
             executor="torch",
             vocab_size=config.vocab_size,
@@ -174,7 +164,3 @@ def load_torch_executor(
     return TorchExecutor(
         model, weights, name=model_name, revision=artifact.revision, page_size=page_size, ranks=ranks
     )
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

@@ -7,22 +7,19 @@ Compiled kernels are not batch-invariant, and the profile says so: attention has
 in a decode step than in a mixed one.
 """
 
-import hashlib
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import torch
 import triton
-from numpy.typing import NDArray
 
 from services.artifacts.artifact import ModelArtifact, open_artifact
 from services.domain.ids import Namespace
-from services.domain.kv_layout import KvFormat, KvLayout
+from services.domain.kv_layout import KvFormat
 from worker.engine.batch import Batch, StepResult
-from worker.executors.base import ExecutorFault, ModelProfile, StepLimits, nothing
+from worker.executors.base import ExecutorFault, LogitsTap, ModelProfile, StepLimits, digest_of, nothing
 from worker.executors.torch_ranks import Ranks
 from worker.executors.triton_cuda_stream import CudaStream
 from worker.executors.triton_plan import TritonPlan
@@ -34,9 +31,8 @@ from worker.kernels import linear_tuning
 from worker.kernels import paged_attention_tuning as attention_tuning
 from worker.kernels.dtypes_triton import INTERPRETED, chip_of
 from worker.kernels.kv_pages_torch import layer_kv
+from worker.models.decoder import DecoderConfig
 from worker.models.registry import BuiltModel
-
-LogitsTap = Callable[[Batch, NDArray[np.float32]], None]
 
 _DTYPES = {
     KvFormat.F32: torch.float32,
@@ -72,13 +68,7 @@ class TritonExecutor:
         plan, config = model.plan, model.config
         assert kv_format is KvFormat.INT8 or _DTYPES[kv_format] is dtype, "KV is int8 or what q is"
         self._stream, self._limits, self._graph_sizes = stream, limits, graph_sizes
-        self._layout = KvLayout(
-            format=kv_format,
-            num_layers=plan.num_layers,
-            num_kv_heads=plan.num_kv_heads,
-            head_dim=plan.head_dim,
-            page_size=page_size,
-        )
+        self._layout = plan.kv_layout(kv_format, page_size)
         device = stream.device
         with torch.inference_mode():
             self._plan = TritonPlan(
@@ -92,26 +82,8 @@ class TritonExecutor:
                 vendor_products=vendor_products,
                 ranks=ranks,
             )
-        chip = chip_of(device)
-        versions = (triton.__version__, chip, linear_tuning.numerics(chip), attention_tuning.numerics(chip))
-        formats = (str(dtype), kv_format, str(int8_rows))
-        # Compiled, the two kernels of attention do not sum in one order (`paged_attention_triton`).
-        is_invariant = INTERPRETED and not self._plan.uses_vendor
-        shared = _digest("triton", *versions, revision, *formats, str(INTERPRETED), str(is_invariant))
-        self._profile = ModelProfile(
-            model=name,
-            revision=revision,
-            namespace=Namespace(_digest(revision, self._layout.digest, shared)),
-            # Where a row's bits depend on its company, nobody else promises the same: not even another boot.
-            numerics=shared if is_invariant else _digest(shared, secrets.token_hex(16)),
-            executor="triton",
-            vocab_size=config.vocab_size,
-            max_context_tokens=config.max_positions,
-            page_size=page_size,
-            page_bytes=self._layout.page_bytes,
-            weight_bytes=self._plan.weight_bytes,
-            kernels=with_tiles(self._plan.kernels, device),
-            is_batch_invariant=is_invariant,
+        self._profile = self._profile_of(
+            name, revision, config, formats=(str(dtype), kv_format, str(int8_rows))
         )
         self._ranks = ranks
         self._runner: StepRunner | None = None
@@ -189,6 +161,31 @@ class TritonExecutor:
         """Wait for the oldest step under way (see `OverlappingExecutor.collect`)."""
         with self._running() as runner:
             return runner.collect(launched)
+
+    def _profile_of(
+        self, name: str, revision: str, config: DecoderConfig, *, formats: Sequence[str]
+    ) -> ModelProfile:
+        """Say what was loaded. formats: All that decides in which numbers the plan is computed."""
+        chip = chip_of(self._stream.device)
+        versions = (triton.__version__, chip, linear_tuning.numerics(chip), attention_tuning.numerics(chip))
+        # Compiled, the two kernels of attention do not sum in one order (`paged_attention_triton`).
+        is_invariant = INTERPRETED and not self._plan.uses_vendor
+        shared = digest_of("triton", *versions, revision, *formats, str(INTERPRETED), str(is_invariant))
+        return ModelProfile(
+            model=name,
+            revision=revision,
+            namespace=Namespace(digest_of(revision, self._layout.digest, shared)),
+            # Where a row's bits depend on its company, nobody else promises the same: not even another boot.
+            numerics=shared if is_invariant else digest_of(shared, secrets.token_hex(16)),
+            executor="triton",
+            vocab_size=config.vocab_size,
+            max_context_tokens=config.max_positions,
+            page_size=self._layout.page_size,
+            page_bytes=self._layout.page_bytes,
+            weight_bytes=self._plan.weight_bytes,
+            kernels=with_tiles(self._plan.kernels, self._stream.device),
+            is_batch_invariant=is_invariant,
+        )
 
     @contextmanager
     def _running(self) -> Iterator[StepRunner]:
@@ -282,7 +279,3 @@ def _limits_of(model: BuiltModel, page_size: int) -> StepLimits:
 def stream_on(device: torch.device) -> Stream:
     """Return a stream of one's own on a GPU; where kernels are interpreted, one that does all at once."""
     return InterpretedStream() if device.type == "cpu" else CudaStream(device)
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Literal
 
+from services.domain.kv_layout import KvFormat, KvLayout, KvOrder
+
 Rows = Literal["T", "O"]
 Attribute = int | float
 
@@ -144,6 +146,17 @@ class Plan:
         """The different windows that attention has, ascending; 0 is one that sees all keys."""
         attentions = [op for op in self.ops if op.kind is OpKind.PAGED_ATTENTION]
         return tuple(sorted({op.integer("window") for op in attentions}))
+
+    def kv_layout(self, kv_format: KvFormat, page_size: int, order: KvOrder = KvOrder.ROWS) -> KvLayout:
+        """Return what a page of `page_size` tokens of this model's KV looks like."""
+        return KvLayout(
+            format=kv_format,
+            num_layers=self.num_layers,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            page_size=page_size,
+            order=order,
+        )
 
 
 def render(plan: Plan) -> str:

@@ -61,6 +61,11 @@ class BoundPlan:
     rope_tables: Sequence[Float32]
     kernels: tuple[KernelUse, ...]
 
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the tables of rotations."""
+        return sum(table.nbytes for table in self.rope_tables)
+
 
 def bind_plan(
     library: Library,
