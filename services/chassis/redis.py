@@ -19,6 +19,7 @@ from redis.backoff import NoBackoff
 
 from services.chassis.fatal import ConfigError
 from services.chassis.redis_pipe import NUM_SLICES, RedisPipe, Value
+from services.chassis.redis_trouble import tls_trouble
 from services.chassis.tls import Tls
 from services.domain.errors import DependencyDown, NotRun
 
@@ -124,16 +125,6 @@ def check_secure(url: str | None, insecure: bool, tls: Tls | None) -> None:
         "redis_url must begin with rediss:// where [tls] is given: quotas and keys' digests would travel in "
         "plain text (--insecure lets them)"
     )
-
-
-def what_to_mend(error: DependencyDown) -> str:
-    """Say why the Redis at REDIS_URL, just asked, cannot be used and what to do; no password is repeated."""
-    cause = error.__cause__
-    if isinstance(cause, redis.exceptions.InvalidResponse):
-        return "answers, but not as Redis does: mend the address (rediss:// if it has TLS)"
-    if isinstance(cause, _NOT_LET_IN):
-        return f"refuses us ({_plain(cause)}): mend the name and password in the address"
-    return f"does not answer ({_plain(cause or error)}): start it"
 
 
 class RedisStore:
@@ -253,11 +244,7 @@ class RedisStore:
         was_up = self.is_up
         self._breaker.failed(time.monotonic())
         if was_up and not self.is_up:
-            _log.error("redis_down", error=type(error).__name__)
-
-
-def _plain(error: BaseException) -> str:
-    return str(error).rstrip(".")
+            _log.error("redis_down", error=type(error).__name__, reason=tls_trouble(error))
 
 
 def _down(error: BaseException, kind: type[DependencyDown]) -> DependencyDown:
@@ -277,11 +264,6 @@ _TROUBLE = (
     redis.exceptions.AskError,
     redis.exceptions.MovedError,
     redis.exceptions.TryAgainError,
-)
-_NOT_LET_IN = (
-    redis.exceptions.AuthenticationError,
-    redis.exceptions.AuthorizationError,
-    redis.exceptions.NoPermissionError,
 )
 _LOOPBACK = (None, "localhost", "127.0.0.1", "::1")
 _UNABLE = ("NOREPLICAS ", "MISCONF ", "BUSY ")

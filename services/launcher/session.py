@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from services.chassis.fatal import FatalError
-from services.chassis.redis import connect, what_to_mend
+from services.chassis.redis import connect
+from services.chassis.redis_trouble import what_to_mend
 from services.chassis.tls import Tls
 from services.client import AsyncClient, Message, ServeError
 from services.commands.output import write_text

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from services.chassis.fatal import ConfigError
-from services.chassis.redis import Breaker, RedisStore, Script, connect, what_to_mend
+from services.chassis.redis import Breaker, RedisStore, Script, connect
+from services.chassis.redis_trouble import what_to_mend
 from services.domain.errors import DependencyDown
 from tests.fakes.valkey import Valkey
 

@@ -5,9 +5,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import structlog.testing
 
 from services.chassis.fatal import ConfigError
 from services.chassis.redis import check_secure, connect
+from services.chassis.redis_trouble import what_to_mend
 from services.chassis.tls import Tls
 from services.domain.errors import DependencyDown
 from tests.fakes.certificates import expired, files, foreign, make_certs
@@ -57,6 +59,35 @@ async def test_the_one_section_gives_authority_and_certificate(
         assert not await answers(url), "nobody vouches for its certificate"
         assert not await answers(f"redis://127.0.0.1:{port}/0")
     assert await answers(f"redis://127.0.0.1:{pong}/0"), "without TLS everybody may"
+
+
+async def trouble_with(url: str, tls: Tls) -> tuple[str, str | None]:
+    """Return what is said of a Redis that cannot be reached, to who asks and in the log of a service."""
+    store = connect(url, limit_s=30, tls=tls)
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(3):
+            with pytest.raises(DependencyDown) as caught:
+                await store.execute("PING")
+    await store.close()
+    [down] = [line for line in lines if line["event"] == "redis_down"]
+    return what_to_mend(caught.value), down["reason"]
+
+
+async def test_a_certificate_that_is_not_trusted_and_a_redis_without_tls_are_told_apart(
+    folder: Path, tmp_path: Path, pong: int
+) -> None:
+    other = Tls(files(make_certs(tmp_path / "other"), "gateway"))
+    async with tls_front(folder, "redis", pong) as port:
+        said, logged = await trouble_with(f"rediss://127.0.0.1:{port}/0", other)
+    assert said == logged
+    assert said.startswith(
+        "shows a certificate that is not trusted (self-signed certificate in certificate chain)"
+    )
+    said, logged = await trouble_with(f"rediss://127.0.0.1:{pong}/0", other)
+    assert said == logged
+    assert said.startswith("has no TLS that we speak")
+    said, logged = await trouble_with("redis://127.0.0.1:1/0", other)
+    assert (said.endswith("start it"), logged) == (True, None), "the control"
 
 
 async def test_what_the_address_names_comes_first(folder: Path, tmp_path: Path, pong: int) -> None:
