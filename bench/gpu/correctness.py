@@ -5,7 +5,7 @@ kernels and references; knows nothing of time. What an interpreter cannot show i
 the sums of a device are as good as NumPy's, and that a row's bits do not depend on the rows beside it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from bench.gpu.attention_rows import PAGE_SIZE, filled, layout_of
+from bench.gpu.comparing import assert_near, assert_same_bits
 from bench.gpu.context import BenchContext
 from bench.gpu.linear_rows import int4_matrix, int8_matrix, quantised
+from bench.gpu.row_checks import check_fused_rows, check_heads_gate_and_cap, check_page_copy
 from services.domain.kv_layout import KvFormat
-from worker.kernels import act_mul_torch, act_mul_triton
-from worker.kernels.group_quantize_torch import group_quantize as group_quantize_reference
 from worker.kernels.kv_pages_torch import LayerKv
 from worker.kernels.linear_triton import linear, room_for_pieces
 from worker.kernels.packed_matrix_torch import PackedMatrix, packed_linear, packed_linear_int8
@@ -27,17 +27,9 @@ from worker.kernels.paged_attention_triton import (
     decode_attention,
     ragged_attention,
 )
-from worker.kernels.rms_norm_torch import rms_norm as rms_norm_reference
-from worker.kernels.rms_norm_triton import rms_norm
 
-_RELATIVE = 2.0**-6
-"""Two roundings to bfloat16, relative to the largest number that is compared."""
 _SOFT_CAP = 1.0
 """Bends the scores of normal numbers by a tenth and more."""
-
-
-class BitsDiffer(AssertionError):
-    """Numbers are right and their last bits are not the promised ones: what is timed is still the work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +65,13 @@ def check_decode(
         device=context.device,
     )
     decode_attention(q, kv, ours, batch, memory, lanes=memory.tops.shape[1], **how)
-    _assert_near(ours, attend_plainly(q, kv, batch, **how))
+    assert_near(ours, attend_plainly(q, kv, batch, **how))
     by_one = torch.full_like(q, torch.nan)
     decode_attention(q, kv, by_one, batch, memory, lanes=1, **how)
-    _assert_same_bits(by_one, ours, "lanes move bits")
+    assert_same_bits(by_one, ours, "lanes move bits")
     ragged_attention(q, kv, ragged, batch, **how)
-    _assert_near(ours, ragged)
-    _assert_same_bits(ours, ragged, "decode and ragged attention give a row different bits")
+    assert_near(ours, ragged)
+    assert_same_bits(ours, ragged, "decode and ragged attention give a row different bits")
 
 
 def check_prefill(
@@ -94,7 +86,7 @@ def check_prefill(
     q = _queries(context, sum(rows))
     ours = torch.full_like(q, torch.nan)
     ragged_attention(q, kv, ours, batch, **how)
-    _assert_near(ours, attend_plainly(q, kv, batch, **how))
+    assert_near(ours, attend_plainly(q, kv, batch, **how))
 
 
 def _wide(context: BenchContext) -> BenchContext:
@@ -109,16 +101,30 @@ def _how(context: BenchContext, longest: int, *, is_masked: bool) -> dict[str, A
 
 
 def check_w4a16(context: BenchContext) -> None:
-    """Compare products of few rows, and a row alone with the same row among others."""
-    weight = int4_matrix(context, *_shape(context))
-    for count in context.sizes.few_rows:
+    """Compare products with symmetric 4-bit codes, as the table times them."""
+    _check_few_rows(context, int4_matrix(context, *_shape(context)), context.sizes.few_rows)
+
+
+def check_other_formats(context: BenchContext) -> None:
+    """Compare products with codes of other groups: of 4 bits with zero points, and of 8 bits."""
+    int4, int8 = (
+        make(replace(context, sizes=replace(context.sizes, group=group)), *_shape(context))
+        for make, group in ((int4_matrix, 64), (int8_matrix, 32))
+    )
+    assert int4.scales is not None
+    shifted = replace(int4, zeros=context.integers(0, 16, *int4.scales.shape))
+    for weight in (shifted, int8):
+        _check_few_rows(context, weight, (1, max(context.sizes.few_rows)))
+
+
+def _check_few_rows(context: BenchContext, weight: PackedMatrix, counts: Sequence[int]) -> None:
+    """Compare products of some numbers of rows, and a row alone with the same row among others."""
+    for count in counts:
         x = context.noise(count, weight.in_features)
         ours, theirs = _multiply(x, weight), torch.empty(count, weight.out_features, device=x.device)
         packed_linear(x, weight, theirs)
-        _assert_near(ours, theirs)
-        _assert_same_bits(
-            _multiply(x[:1], weight), ours[:1], f"a row's bits change beside {count - 1} others"
-        )
+        assert_near(ours, theirs)
+        assert_same_bits(_multiply(x[:1], weight), ours[:1], f"a row's bits change beside {count - 1} others")
 
 
 def check_w8a8(context: BenchContext) -> None:
@@ -127,33 +133,9 @@ def check_w8a8(context: BenchContext) -> None:
     x = quantised(context.noise(min(128, context.sizes.many_rows), weight.in_features))
     ours, theirs = _multiply(x, weight), torch.empty(len(x[0]), weight.out_features, device=x[0].device)
     packed_linear_int8(x, weight, theirs)
-    _assert_near(ours, theirs)
+    assert_near(ours, theirs)
     first = tuple(part[:1] for part in x)
-    _assert_same_bits(
-        _multiply(first, weight), ours[:1], f"a row's bits change beside {len(x[0]) - 1} others"
-    )
-
-
-def check_fused_rows(context: BenchContext) -> None:
-    """Compare a norm after a sum, and a gate, each ending in a quantisation, with their parts."""
-    width = min(4096, context.sizes.features)
-    x, residual, weight = (context.noise(5, width), context.noise(5, width), context.noise(width).float())
-    total, ours, theirs = torch.empty_like(x), torch.empty_like(x), torch.empty_like(x)
-    rms_norm(x, weight, ours, eps=1e-5, residual=residual, total=total)
-    _assert_near(total, residual.float() + x.float())
-    rms_norm_reference(total, weight, theirs, eps=1e-5)
-    _assert_near(ours, theirs)
-    fused = _groups(x)
-    rms_norm(x, weight, None, eps=1e-5, residual=residual, total=total, quantised=fused)
-    _assert_codes(fused, ours)
-    gate_up, gated = context.noise(5, 2 * width), torch.empty_like(x)
-    act_mul_triton.silu_mul(gate_up, gated)
-    plain = torch.empty(5, width, device=x.device)
-    act_mul_torch.silu_mul(gate_up.float(), plain)
-    _assert_near(gated, plain)
-    fused = _groups(x)
-    act_mul_triton.silu_mul(gate_up, None, fused)
-    _assert_codes(fused, gated)
+    assert_same_bits(_multiply(first, weight), ours[:1], f"a row's bits change beside {len(x[0]) - 1} others")
 
 
 CHECKS = (
@@ -172,7 +154,10 @@ CHECKS = (
     ),
     Check("w4a16", check_w4a16),
     Check("w8a8", check_w8a8),
+    Check("w4a16 with zero points, w8a16", check_other_formats),
     Check("norm and gate", check_fused_rows),
+    Check("norms of heads, gate and cap", check_heads_gate_and_cap),
+    Check("page copy", check_page_copy),
 )
 
 
@@ -225,32 +210,3 @@ def _multiply(x: Tensor | tuple[Tensor, ...], weight: PackedMatrix) -> Tensor:
     pieces = torch.empty(max(1, room_for_pieces(weight, codes)), device=codes.device)
     linear(x, weight, out, pieces=pieces)
     return out
-
-
-def _groups(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return room for codes, scales and sums, nothing in it yet."""
-    codes, scales, sums = quantised(x)
-    return codes.fill_(99), scales.fill_(torch.nan), sums.fill_(torch.nan)
-
-
-def _assert_codes(fused: tuple[Tensor, Tensor, Tensor], rows: Tensor) -> None:
-    """Compare with what the reference makes of rows: a code may fall to the other side of a half."""
-    theirs = _groups(rows)
-    group_quantize_reference(rows, *theirs)
-    codes, scales, _ = fused
-    assert (codes.int() - theirs[0].int()).abs().max() <= 1, "codes differ by more than one"
-    _assert_near(scales, theirs[1])
-
-
-def _assert_same_bits(ours: Tensor, theirs: Tensor, text: str) -> None:
-    # The interpreter's sums are NumPy's, in an order of its own.
-    if ours.device.type == "cuda" and not torch.equal(ours, theirs):
-        raise BitsDiffer(text)
-
-
-def _assert_near(ours: Tensor, theirs: Tensor) -> None:
-    ours, theirs = ours.float(), theirs.float()
-    assert not ours.isnan().any(), "a row was not written, or is NaN"
-    largest = float(theirs.abs().max())
-    worst = float((ours - theirs).abs().max())
-    assert worst <= _RELATIVE * largest, f"differs by {worst:.3g} where the largest number is {largest:.3g}"

@@ -17,8 +17,9 @@ import triton
 from bench.gpu import results, sizes
 from bench.gpu.attention_rows import decode_row, prefill_row
 from bench.gpu.budget import Budget
+from bench.gpu.comparing import BitsDiffer
 from bench.gpu.context import BenchContext
-from bench.gpu.correctness import CHECKS, BitsDiffer
+from bench.gpu.correctness import CHECKS
 from bench.gpu.goals import Row, Skipped
 from bench.gpu.linear_rows import w4a16_rows, w8a8_row
 from bench.gpu.timing import EventTimer, OnceTimer
@@ -133,6 +134,10 @@ def run_all(
             f"steps {kv_format}",
             lambda f=kv_format: _module("step_check").check_steps(context, f),  # type: ignore[misc]
         )
+    runner.check(
+        "steps int8, norms of heads",
+        lambda: _module("step_check").check_steps(_with_norms(context), KvFormat.INT8),
+    )
     print(f"  (correctness: {budget.spent_s:.1f} s)", flush=True)
     runner.part("rates", 5, lambda: _rates(context, run))
     for kv_format in (KvFormat.BF16, KvFormat.INT8):
@@ -145,6 +150,14 @@ def run_all(
     runner.part(results.SERVING, 40, lambda: _serve(context, run, budget))
     print(f"{budget.spent_s:.0f} s in all; results in {run.write()}")
     return run
+
+
+def _with_norms(context: BenchContext) -> BenchContext:
+    """Return a run whose checked model has a norm on every head, which is joined with rotation and store."""
+    model = context.sizes.checked_model
+    head_dim = model["hidden_size"] // model["num_attention_heads"]
+    normed = {**model, "model_type": "qwen3", "head_dim": head_dim}
+    return replace(context, sizes=replace(context.sizes, checked_model=normed))
 
 
 def _rates(context: BenchContext, run: results.Run) -> list[Row]:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bench.gpu.comparing import BitsDiffer
 from bench.gpu.context import BenchContext
-from bench.gpu.correctness import BitsDiffer
 from bench.gpu.model_rows import make_executor
 from bench.gpu.random_model import RandomWeights, decode_batch, prefill_batches
 from services.domain.kv_layout import KvFormat

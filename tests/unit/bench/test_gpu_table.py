@@ -46,6 +46,16 @@ def test_bytes_and_operations_of_the_table_are_its_worked_numbers() -> None:
     assert moved == weight + 2 * 16 * (8192 + 8192)
 
 
+def test_no_cache_holds_what_is_read_again() -> None:
+    """Weights take turns; a layer's KV and what is copied are larger than any cache by themselves."""
+    table, cache_bytes = sizes.TABLE, 256 << 20
+    weight = int4_bytes(out_features=table.features, in_features=table.features, group=table.group)
+    assert table.copies >= 8
+    assert table.copies * weight > cache_bytes
+    decode = {"num_sequences": table.decode_sequences, "context": table.decode_context}
+    assert min(table.copy_bytes, kv_bytes(layout(KvFormat.INT8), **decode)) > cache_bytes
+
+
 def test_a_causal_token_sees_itself_and_what_is_before_it() -> None:
     # 3 tokens see 1 + 2 + 3 keys; a key costs 2 products of 4 numbers, each a multiplication and an addition.
     assert causal_attention_flops(num_tokens=3, num_heads=1, head_dim=4) == 6 * 2 * 4 * 2
