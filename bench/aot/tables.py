@@ -15,6 +15,8 @@ from worker.kernels.aot import CHIPS, AotKernel
 
 KERNELS = Path(__file__).parents[2] / "worker" / "kernels"
 
+_MORE_IS_WORSE = ("registers", "spill_bytes", "shared_bytes")
+
 Table = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Configuration -> chip -> field of `Resources` -> value."""
 
@@ -72,5 +74,9 @@ def differences(name: str, chip: str, recorded: Mapping[str, float] | None, now:
     if recorded is None:
         yield f"{where}: not in the table"
         return
-    if now.occupancy < recorded["occupancy"]:
-        yield f"{where}: occupancy {recorded['occupancy']} -> {now.occupancy} ({recorded} -> {now.as_dict()})"
+    found = now.as_dict()
+    worse = [name for name in _MORE_IS_WORSE if found[name] > recorded[name]]
+    worse += ["occupancy"] if found["occupancy"] < recorded["occupancy"] else []
+    if worse:
+        changes = ", ".join(f"{name} {recorded[name]} -> {found[name]}" for name in worse)
+        yield f"{where}: {changes} ({recorded} -> {found})"

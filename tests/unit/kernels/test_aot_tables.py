@@ -89,9 +89,22 @@ def test_what_became_worse_is_named_with_both_states() -> None:
     worse = replace(recorded, registers=168, occupancy=0.1875)
     (line,) = tables.differences("decode", "sm_90", recorded.as_dict(), worse)
     assert not list(same)
-    assert line.startswith("decode on sm_90: occupancy 0.25 -> 0.1875")
+    assert line.startswith("decode on sm_90: registers 128 -> 168, occupancy 0.25 -> 0.1875 ({")
     assert "'registers': 128" in line
     assert "'registers': 168" in line
+    for name, more in (("registers", 136), ("spill_bytes", 8), ("shared_bytes", 4096)):
+        before = recorded.as_dict()[name]
+        (line,) = tables.differences(
+            "decode",
+            "sm_90",
+            recorded.as_dict(),
+            replace(recorded, **{name: more}),  # type: ignore[arg-type]
+        )
+        assert line.startswith(f"decode on sm_90: {name} {before} -> {more} ({{"), (
+            "even at the same occupancy"
+        )
+        fewer = {**recorded.as_dict(), name: more}
+        assert not list(tables.differences("decode", "sm_90", fewer, recorded))
     assert list(tables.differences("decode", "sm_90", None, recorded)) == [
         "decode on sm_90: not in the table"
     ]
