@@ -12,7 +12,7 @@ from gateway.stores.quota_redis import RedisQuota
 from gateway.stores.tenants import AUDIT_KEY, KEYS_KEY, TENANTS_KEY, USED_KEY, RedisTenantLog, TenantLog
 from services.chassis.redis import RedisStore, connect
 from services.domain.tenant_keys import HEAD_KEY, KV_CAPS_KEY
-from tests.fakes.contract_executors import EXECUTORS, NUM_PAGES, SLOW
+from tests.fakes.contract_executors import EXECUTORS, SLOW, ready
 from tests.fakes.quota_memory import MemoryQuota
 from tests.fakes.sampler_rows import Sample
 from tests.fakes.tenants_memory import MemoryTenantLog
@@ -57,14 +57,7 @@ async def log(request: pytest.FixtureRequest, redis: RedisStore) -> TenantLog:
     params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in EXECUTORS]
 )  # fmt: skip
 def executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Executor]:
-    if request.param.startswith("triton"):
-        from tests.fakes.interpreted_dots import use_one_order
-
-        use_one_order(monkeypatch)
-    made = EXECUTORS[request.param]()
-    made.allocate(NUM_PAGES)
-    yield made
-    made.close()
+    yield from ready(request.param, monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -8,15 +8,14 @@ import pytest
 
 from tests.fakes.contract_executors import (
     EXECUTORS,
-    NUM_PAGES,
     SLOW,
     Sequence,
     batch_of,
     generate,
+    ready,
     sequence,
     step,
 )
-from tests.fakes.interpreted_dots import use_one_order
 from worker.engine.batch import Batch
 from worker.executors.base import Executor, OverlappingExecutor
 
@@ -30,12 +29,7 @@ OVERLAPPING = [name for name in EXECUTORS if name.startswith(("native", "triton"
     params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in OVERLAPPING]
 )
 def executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Executor]:
-    if request.param.startswith("triton"):
-        use_one_order(monkeypatch)
-    made = EXECUTORS[request.param]()
-    made.allocate(NUM_PAGES)
-    yield made
-    made.close()
+    yield from ready(request.param, monkeypatch)
 
 
 def three(first_page: int) -> list[Sequence]:

@@ -5,13 +5,14 @@ An implementation joins by adding a factory to `EXECUTORS`; it gives an executor
 """
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 from services.domain.generation import SamplingParams
 from services.domain.kv_layout import KvFormat
@@ -212,3 +213,15 @@ def generate(executor: Executor, seq: Sequence, count: int, chunk: int = 1000) -
     while len(seq.output_ids) < count:
         step(executor, [(seq, min(chunk, len(seq.tokens()) - seq.num_computed))])
     return seq.output_ids
+
+
+def ready(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Executor]:
+    """Yield an executor with its memory, for a fixture, and close it."""
+    if name.startswith("triton"):
+        from tests.fakes.interpreted_dots import use_one_order
+
+        use_one_order(monkeypatch)
+    made = EXECUTORS[name]()
+    made.allocate(NUM_PAGES)
+    yield made
+    made.close()

@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from gateway.generate import new_request_id
 from gateway.http.app import build_app
 from gateway.http.server import HttpServer
+from gateway.wiring import Parts
 from tests.fakes.gateway_rig import Rig, gateway_rig
 
 MAX_BODY_BYTES = 256 * 1024
@@ -71,18 +72,23 @@ def openai_client(port: int, key: str = KEY) -> AsyncOpenAI:
     return AsyncOpenAI(api_key=key, base_url=f"http://127.0.0.1:{port}/v1", max_retries=0)
 
 
+def app_of(parts: Parts) -> Starlette:
+    """Return the HTTP door of a gateway."""
+    return build_app(
+        parts.generate,
+        parts.auth,
+        parts.queries,
+        new_request_id=new_request_id,
+        serialized=parts.metrics.serialized,
+        max_body_bytes=MAX_BODY_BYTES,
+    )
+
+
 @asynccontextmanager
 async def http_rig(**options: Any) -> AsyncIterator[HttpRig]:
     """Start a gateway with both doors between fake peers."""
     async with gateway_rig(**options) as rig:
-        app = build_app(
-            rig.parts.generate,
-            rig.parts.auth,
-            rig.parts.queries,
-            new_request_id=new_request_id,
-            serialized=rig.parts.metrics.serialized,
-            max_body_bytes=MAX_BODY_BYTES,
-        )
+        app = app_of(rig.parts)
         server = HttpServer(app, host="127.0.0.1", metrics=rig.metrics)
         port = server.bind(0)
         serving = asyncio.create_task(server.run())

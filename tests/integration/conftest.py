@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.gateway_rig import Rig, gateway_rig
 from tests.fakes.valkey import Valkey
 
 
@@ -15,3 +16,10 @@ async def valkey(tmp_path: Path) -> AsyncIterator[Valkey]:
     await server.start()
     yield server
     await server.stop()
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    """A gateway between fake peers, with one worker and no store but memory."""
+    async with gateway_rig() as started:
+        yield started

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -21,17 +21,10 @@ from tests.fakes.gateway_rig import (
     Rig,
     a_request,
     failure_of,
-    gateway_rig,
     generate,
     use_by,
 )
 from tests.fakes.worker_server import endless, says
-
-
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    async with gateway_rig() as started:
-        yield started
 
 
 async def start(rig: Rig) -> Any:

@@ -4,7 +4,6 @@ import asyncio
 import os
 import sys
 from asyncio.subprocess import PIPE, STDOUT
-from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -13,7 +12,7 @@ from google.protobuf import message_factory
 from protos.gateway.v1 import gateway_pb2
 from services.chassis.errors import from_rpc_error
 from services.domain.errors import BadCredential
-from tests.fakes.gateway_rig import Rig, gateway_rig
+from tests.fakes.gateway_rig import Rig
 
 SERVICE = gateway_pb2.DESCRIPTOR.services_by_name["GenerateService"]
 STRANGERS = (
@@ -23,12 +22,6 @@ STRANGERS = (
     (("x-api-key", "acme-key "),),
     (("x-forwarded-for", "10.0.0.1"),),
 )
-
-
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    async with gateway_rig() as started:
-        yield started
 
 
 @pytest.mark.failure("B179")

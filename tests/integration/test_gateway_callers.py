@@ -6,7 +6,6 @@ Workers and scheduler are well here; `test_gateway_workers` is about those that 
 import asyncio
 import gc
 import random
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -34,12 +33,6 @@ from tests.fakes.gateway_rig import (
     read_to_the_end,
 )
 from tests.fakes.worker_server import PEAK_PAGES, endless, says
-
-
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    async with gateway_rig() as started:
-        yield started
 
 
 def finished(lines: list[Any]) -> list[Any]:

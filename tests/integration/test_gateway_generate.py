@@ -1,7 +1,6 @@
 """Streams of the gateway over real gRPC: order of events, text, choices, logprobs, refusals."""
 
 import math
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -23,12 +22,6 @@ from services.domain.generation import Usage
 from tests.fakes.byte_tokenizer import EOS, EOS_OF_TURN, ByteTokenizer
 from tests.fakes.gateway_rig import ACME, ACME_KEY, Rig, a_request, failure_of, gateway_rig, generate, use_by
 from tests.fakes.worker_server import says
-
-
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    async with gateway_rig() as started:
-        yield started
 
 
 @pytest.mark.failure("B075")

@@ -1,19 +1,11 @@
 """Limits in time of a stream over real gRPC, and its signs of life until the first token."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from protos.types.v1 import types_pb2
 from services.domain.errors import LimitExpired
-from tests.fakes.gateway_rig import Rig, a_request, failure_of, gateway_rig
+from tests.fakes.gateway_rig import Rig, a_request, failure_of
 from tests.fakes.worker_server import endless
-
-
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    async with gateway_rig() as started:
-        yield started
 
 
 @pytest.mark.parametrize(

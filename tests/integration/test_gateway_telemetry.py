@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 
 import pytest
 from opentelemetry import trace
@@ -15,12 +14,6 @@ from tests.fakes.quota_memory import MemoryQuota
 from tests.fakes.worker_server import endless
 
 STATES = ("preparing", "waiting", "placed", "running")
-
-
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    async with gateway_rig() as started:
-        yield started
 
 
 @pytest.mark.failure("B156")

@@ -4,7 +4,6 @@ The callers are patient here; `test_gateway_callers` is about those that are not
 """
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -32,12 +31,6 @@ from tests.fakes.gateway_rig import (
     use_by,
 )
 from tests.fakes.worker_server import endless, says
-
-
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    async with gateway_rig() as started:
-        yield started
 
 
 @pytest.mark.parametrize("refusal", [StaleAttempt("old seq"), Draining("worker drains")])

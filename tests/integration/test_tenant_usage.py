@@ -12,8 +12,6 @@ import grpc
 import httpx
 import pytest
 
-from gateway.generate import new_request_id
-from gateway.http.app import build_app
 from gateway.stores.quota_redis import RedisQuota
 from protos.gateway.v1 import gateway_pb2 as pb
 from protos.types.v1 import types_pb2
@@ -23,6 +21,7 @@ from services.domain.errors import InvalidField, NotYours, UnknownModel
 from services.rpc.tenant_admin import TenantAdminClient
 from tests.fakes.admin_rig import AdminRig, admin_rig
 from tests.fakes.gateway_rig import ACME_KEY, ADMIN_KEY, generate
+from tests.fakes.http_rig import app_of
 from tests.fakes.valkey import Valkey
 from tests.integration.test_tenant_admin import last_json, printed
 
@@ -172,16 +171,7 @@ async def test_usage_and_models_over_http_are_the_callers_own(
     assert await admin.quire("create", "barred", "models=[another]") == 0
     team, key_id = await make_key(admin, capsys, "team")
     barred, _ = await make_key(admin, capsys, "barred")
-    parts = admin.rig.parts
-    app = build_app(
-        parts.generate,
-        parts.auth,
-        parts.queries,
-        new_request_id=new_request_id,
-        serialized=parts.metrics.serialized,
-        max_body_bytes=10_000,
-    )
-    transport = httpx.ASGITransport(app, client=("10.0.0.1", 1))
+    transport = httpx.ASGITransport(app_of(admin.rig.parts), client=("10.0.0.1", 1))
     async with httpx.AsyncClient(transport=transport, base_url="http://door") as web:
         body = {"model": "mine", "prompt": "hello"}
         answer = await web.post("/v1/completions", json=body, headers=dict(team))

@@ -11,8 +11,6 @@ import grpc
 import httpx
 import pytest
 
-from gateway.generate import new_request_id
-from gateway.http.app import build_app
 from gateway.http.server import HttpServer
 from gateway.service import GatewayService
 from protos.gateway.v1 import gateway_pb2, gateway_pb2_grpc
@@ -26,6 +24,7 @@ from services.rpc.tenant_admin import TenantAdminClient
 from tests.fakes.admin_rig import AdminRig, admin_rig
 from tests.fakes.certificates import TEAM, files, foreign, make_certs
 from tests.fakes.gateway_rig import ADMIN_KEY
+from tests.fakes.http_rig import app_of
 from tests.fakes.valkey import Valkey, eventually
 
 KEY = {"authorization": "Bearer acme-key"}
@@ -81,15 +80,7 @@ async def open_doors(redis_url: str, folder: Path) -> AsyncIterator[Doors]:
         gateway_pb2_grpc.add_GenerateServiceServicer_to_server(service, server)
         port = bind(server, "127.0.0.1:0", credentials=tls.server(asks=True))
         await server.start()
-        app = build_app(
-            parts.generate,
-            parts.auth,
-            parts.queries,
-            new_request_id=new_request_id,
-            serialized=parts.metrics.serialized,
-            max_body_bytes=65536,
-        )
-        http = HttpServer(app, host="127.0.0.1", metrics=Metrics(), tls=tls.context())
+        http = HttpServer(app_of(parts), host="127.0.0.1", metrics=Metrics(), tls=tls.context())
         http_port = http.bind(0)
         serving = asyncio.create_task(http.run())
         try:

@@ -84,6 +84,15 @@ async def store_on(port: int, limit_s: float = 20.0) -> AsyncIterator[RedisStore
         await store.close()
 
 
+async def comes_up(store: RedisStore) -> None:
+    """Wait until a probe has found that Redis answers again."""
+    async with asyncio.timeout(60):
+        while not store.is_up:
+            with contextlib.suppress(DependencyDown):
+                await store.execute("PING", limit_s=20)
+            await asyncio.sleep(0.01)
+
+
 async def test_commands_scripts_and_pipelines_answer(proxy: Proxy) -> None:
     async with store_on(proxy.port) as store:
         assert await store.execute("SET", "a", 1) == b"OK"
@@ -138,11 +147,7 @@ async def test_more_callers_than_connections_all_end_in_time(proxy: Proxy) -> No
         assert all(r == b"PONG" or isinstance(r, DependencyDown | asyncio.CancelledError) for r in results)
         assert store.num_waiting == 0
         proxy.delay_s = 0.0
-        async with asyncio.timeout(60):
-            while not store.is_up:
-                with contextlib.suppress(DependencyDown):
-                    await store.execute("PING", limit_s=20)
-                await asyncio.sleep(0.01)
+        await comes_up(store)
         assert await store.execute("PING", limit_s=20) == b"PONG"
 
 
@@ -167,11 +172,7 @@ async def test_a_black_hole_costs_little_and_recovery_is_automatic(proxy: Proxy)
             with pytest.raises(DependencyDown):
                 await store.execute("PING")
         proxy.delay_s = 0.0
-        async with asyncio.timeout(60):
-            while not store.is_up:
-                with contextlib.suppress(DependencyDown):
-                    await store.execute("PING", limit_s=20)
-                await asyncio.sleep(0.01)
+        await comes_up(store)
         assert await store.execute("PING", limit_s=20) == b"PONG"
 
 

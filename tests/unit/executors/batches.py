@@ -61,3 +61,29 @@ def logits_of(
     executor.execute(make_batch(parts, every_row=every_row))
     executor.on_logits = None
     return seen[0]
+
+
+def assert_any_schedule_gives(
+    expected: Sequence[NDArray[np.float32]],
+    logits: Callable[[Sequence[Part]], NDArray[np.float32]],
+    sequences: Sequence[Sequence[int]],
+    pages: Sequence[NDArray[np.int64]],
+    rng: np.random.Generator,
+) -> None:
+    """Compute sequences in chunks of any size and company; each row is what it is `expected` to be."""
+    done = [0] * len(sequences)
+    while any(done[i] < len(ids) for i, ids in enumerate(sequences)):
+        parts, owners = [], []
+        for i in rng.permutation(len(sequences)):
+            left = len(sequences[i]) - done[i]
+            if left and rng.random() < 0.7:
+                count = min(left, int(rng.choice([1, 1, 2, 5, 16, 33, 64, 100])))
+                parts.append(Part(sequences[i][done[i] : done[i] + count], done[i], pages[i].tolist()))
+                owners.append(i)
+        if not parts:
+            continue
+        rows = logits(parts)
+        for i, part in zip(owners, parts, strict=True):
+            mine, rows = np.split(rows, [len(part.ids)])
+            assert np.array_equal(mine, expected[i][done[i] : done[i] + len(part.ids)])
+            done[i] += len(part.ids)

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from services.domain.kv_layout import KvFormat
-from tests.unit.executors.batches import Part, logits_of, make_batch
+from tests.unit.executors.batches import Part, assert_any_schedule_gives, logits_of, make_batch
 from tests.unit.executors.native_models import INSTRUCTION_SETS, load_native
 from tests.unit.executors.tiny_models import VOCAB, make_model, save_gguf
 from worker.executors.native.library import Compute
@@ -142,24 +142,7 @@ def test_random_schedules_give_the_bits_of_each_sequence_alone(subject: Subject)
     subject.poison()
     per_sequence = 320 // subject.page_size
     pages = np.split(rng.permutation(subject.num_pages)[: 7 * per_sequence], 7)
-    done = [0] * 7
-    while any(done[i] < len(ids) for i, ids in enumerate(sequences)):
-        parts, owners = [], []
-        for i in rng.permutation(7):
-            left = len(sequences[i]) - done[i]
-            if left and rng.random() < 0.7:
-                count = min(left, int(rng.choice([1, 1, 2, 5, 16, 33, 64, 100])))
-                parts.append(Part(sequences[i][done[i] : done[i] + count], done[i], pages[i].tolist()))
-                owners.append(i)
-        if not parts:
-            continue
-        logits = subject.logits(*parts)
-        start = 0
-        for i, part in zip(owners, parts, strict=True):
-            rows = logits[start : start + len(part.ids)]
-            start += len(part.ids)
-            assert np.array_equal(rows, expected[i][done[i] : done[i] + len(part.ids)])
-            done[i] += len(part.ids)
+    assert_any_schedule_gives(expected, lambda parts: subject.logits(*parts), sequences, pages, rng)
 
 
 def test_every_place_in_a_decode_batch_gives_the_same_bits(subject: Subject) -> None:

@@ -1,5 +1,6 @@
 """A row's logits are the same bit for bit alone, batched, chunked, after a hit and after recompute."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from services.domain.kv_layout import PAGE_SIZES
-from tests.unit.executors.batches import Part, logits_of, make_batch
+from tests.unit.executors.batches import Part, assert_any_schedule_gives, logits_of, make_batch
 from tests.unit.executors.tiny_models import VOCAB, make_model, save_folder
 from worker.executors.torch_executor import TorchExecutor, load_torch_executor
 from worker.kernels.paged_attention import KEY_BLOCK
@@ -55,24 +56,7 @@ def test_random_schedules_give_the_bits_of_each_sequence_alone(executor: TorchEx
         expected = [alone(executor, ids) for ids in sequences]
         poison(executor)
         pages = np.split(rng.permutation(NUM_PAGES)[: 7 * 20], 7)
-        done = [0] * 7
-        while any(done[i] < len(ids) for i, ids in enumerate(sequences)):
-            parts, owners = [], []
-            for i in rng.permutation(7):
-                left = len(sequences[i]) - done[i]
-                if left and rng.random() < 0.7:
-                    count = min(left, int(rng.choice([1, 1, 2, 5, 16, 33, 64, 100])))
-                    parts.append(Part(sequences[i][done[i] : done[i] + count], done[i], pages[i].tolist()))
-                    owners.append(i)
-            if not parts:
-                continue
-            logits = logits_of(executor, parts)
-            start = 0
-            for i, part in zip(owners, parts, strict=True):
-                rows = logits[start : start + len(part.ids)]
-                start += len(part.ids)
-                assert np.array_equal(rows, expected[i][done[i] : done[i] + len(part.ids)])
-                done[i] += len(part.ids)
+        assert_any_schedule_gives(expected, partial(logits_of, executor), sequences, pages, rng)
 
 
 def test_every_row_index_of_a_decode_batch_gives_the_same_bits(executor: TorchExecutor) -> None:

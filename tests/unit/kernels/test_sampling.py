@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.domain.generation import SamplingParams
+from tests.fakes.sampler_rows import row
 from worker.engine import sampler
 from worker.engine.batch import SampleRow, StepResult
 from worker.engine.counter_random import uniform
@@ -16,17 +16,6 @@ from worker.kernels import sampling_triton
 from worker.kernels.sampling_triton import Drawn, SamplingScratch
 
 VOCAB = 500
-
-
-def row(
-    position: int = 0,
-    prompt: tuple[int, ...] = (1,),
-    output: tuple[int, ...] = (),
-    forbidden: frozenset[int] = frozenset(),
-    choice: int = 0,
-    **params: Any,
-) -> SampleRow:
-    return SampleRow(SamplingParams(**params), choice, position, prompt, output, forbidden)
 
 
 def logits(num_rows: int, seed: int = 0, vocab: int = VOCAB, scale: float = 3.0) -> np.ndarray:
