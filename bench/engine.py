@@ -10,7 +10,9 @@ import json
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 import psutil
@@ -91,8 +93,49 @@ def _beside(floors: tuple[float, float], ms: float) -> str:
     return f"  floors: memory {memory:6.2f} ms, products {products:6.2f} ms ({bound:4.0%})"
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Print the tables."""
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model that is measured, and against what."""
+
+    name: str
+    executor: NativeExecutor
+    options: NativeOptions
+    rates: Rates
+    repeats: int
+
+    def decode(self, num_sequences: int, context: int) -> dict[str, Any]:
+        """Measure a step in which each sequence makes one token; print the line and return the row."""
+        profile = self.executor.profile
+        noise, own = Noise(), psutil.Process().cpu_times()
+        batch = decode_batch(num_sequences, context, profile.page_size, profile.vocab_size)
+        ms = _milliseconds(self.executor, [batch], self.repeats)
+        floors = _floors(self.executor, self.options.compute, [batch], self.rates)
+        used = psutil.Process().cpu_times()
+        foreign = noise.foreign_share(used.user + used.system - own.user - own.system)
+        print(
+            f"  decode {num_sequences:3} x {context:5}: {ms:7.2f} ms  {num_sequences / ms * 1000:7.0f} tok/s"
+            f"{_beside(floors, ms)}  foreign CPU {foreign:.0%}",
+            flush=True,
+        )
+        return self._row(ms, floors) | {"batch": num_sequences, "context": context}
+
+    def prefill(self, length: int, chunk: int) -> dict[str, Any]:
+        """Measure all steps of one prompt; print the line and return the row."""
+        profile = self.executor.profile
+        steps = list(prefill_batches(length, chunk, profile.page_size, profile.vocab_size))
+        ms = _milliseconds(self.executor, steps, max(3, self.repeats // 5))
+        floors = _floors(self.executor, self.options.compute, steps, self.rates)
+        print(
+            f"  prefill {length:5}: {ms:7.1f} ms  {length / ms * 1000:7.0f} tok/s{_beside(floors, ms)}",
+            flush=True,
+        )
+        return self._row(ms, floors) | {"prefill": length}
+
+    def _row(self, ms: float, floors: tuple[float, float]) -> dict[str, Any]:
+        return {"model": self.name, "kv": self.options.kv_format.value, "ms": ms, "floors": floors}
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -106,7 +149,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=len(psutil.Process().cpu_affinity() or [1]))
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--json", help="write the figures to this file")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the tables."""
+    args = _parser().parse_args(argv)
     batches, contexts, lengths = (
         [int(word) for word in text.split(",")] for text in (args.batches, args.contexts, args.prompts)
     )
@@ -119,35 +167,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             kv_format=KvFormat(kv), compute=Compute[compute.upper()], num_threads=args.threads
         )
         executor = load_native_executor(resolve(model), model_name=model, options=options)
-        profile = executor.profile
-        page = profile.page_size
+        page = executor.profile.page_size
         executor.allocate(max(batches) * pages_for(max(contexts), page) + pages_for(max(lengths), page))
-        kernels = sorted({use.kernel for use in profile.kernels})
+        kernels = sorted({use.kernel for use in executor.profile.kernels})
         print(f"{model} compute {compute} KV {kv} kernels {', '.join(kernels)}")
-        for num, context in product(batches, contexts):
-            noise, own = Noise(), psutil.Process().cpu_times()
-            batch = decode_batch(num, context, page, profile.vocab_size)
-            ms = _milliseconds(executor, [batch], args.repeats)
-            floors = _floors(executor, options.compute, [batch], rates)
-            used = psutil.Process().cpu_times()
-            foreign = noise.foreign_share(used.user + used.system - own.user - own.system)
-            print(
-                f"  decode {num:3} x {context:5}: {ms:7.2f} ms  {num / ms * 1000:7.0f} tok/s"
-                f"{_beside(floors, ms)}  foreign CPU {foreign:.0%}",
-                flush=True,
-            )
-            rows.append(
-                {"model": model, "kv": kv, "batch": num, "context": context, "ms": ms, "floors": floors}
-            )
-        for length in lengths:
-            steps = list(prefill_batches(length, args.chunk, page, profile.vocab_size))
-            ms = _milliseconds(executor, steps, max(3, args.repeats // 5))
-            floors = _floors(executor, options.compute, steps, rates)
-            print(
-                f"  prefill {length:5}: {ms:7.1f} ms  {length / ms * 1000:7.0f} tok/s{_beside(floors, ms)}",
-                flush=True,
-            )
-            rows.append({"model": model, "kv": kv, "prefill": length, "ms": ms, "floors": floors})
+        subject = Subject(model, executor, options, rates, args.repeats)
+        rows += [subject.decode(num, context) for num, context in product(batches, contexts)]
+        rows += [subject.prefill(length, args.chunk) for length in lengths]
         executor.close()
     if args.json:
         with open(args.json, "w") as file:

@@ -22,13 +22,10 @@ from services.domain.errors import ServeError
 _CANCELLED_HERE = "the stream was cancelled here"
 
 
-class EventStream:
-    """Events of one generation; iterate it, or read it with `text` or `completion`.
+class _Reading:
+    """What is known of one generation while its call is read."""
 
-    Leaving its context cancels what still runs. After an error every further read raises that error again.
-    """
-
-    def __init__(self, call: grpc.Call) -> None:
+    def __init__(self, call: grpc.Call | grpc.aio.UnaryStreamCall) -> None:
         self._call = call
         self._transcript = Transcript()
         self._error: ServeError | None = None
@@ -44,6 +41,27 @@ class EventStream:
     def receipt(self) -> Receipt | None:
         """The receipt, once it came."""
         return self._transcript.receipt
+
+    def cancel(self) -> None:
+        """Stop the request; harmless when it has ended. An `EventStream` may be told by another thread."""
+        self._cancelled = True
+        self._call.cancel()
+
+    def _end(self) -> None:
+        """Note that the server has ended the stream without an error."""
+        self._done = True
+        try:
+            self._transcript.check_whole()
+        except IncompleteStream as error:
+            self._error = error
+            raise
+
+
+class EventStream(_Reading):
+    """Events of one generation; iterate it, or read it with `text` or `completion`.
+
+    Leaving its context cancels what still runs. After an error every further read raises that error again.
+    """
 
     def __enter__(self) -> Self:
         return self
@@ -73,11 +91,6 @@ class EventStream:
                 return event
         raise StopIteration
 
-    def cancel(self) -> None:
-        """Stop the request; harmless when it has ended. May be called from another thread."""
-        self._cancelled = True
-        self._call.cancel()
-
     def text(self, choice: int = 0) -> Iterator[str]:
         """Yield the text of one choice, piece by piece, to the end of the stream."""
         for event in self:
@@ -95,41 +108,19 @@ class EventStream:
             response: gateway_pb2.GenerateResponse = next(self._call)
             return response
         except StopIteration:
-            self._done = True
-            try:
-                self._transcript.check_whole()
-            except IncompleteStream as error:
-                self._error = error
-                raise
+            self._end()
             return None
         except grpc.RpcError as exc:
             self._error = IncompleteStream(_CANCELLED_HERE) if self._cancelled else from_rpc_error(exc)
             raise self._error from exc
 
 
-class AsyncEventStream:
+class AsyncEventStream(_Reading):
     """Events of one generation; iterate it, or read it with `text` or `completion`.
 
     Leaving its context cancels what still runs; so does cancelling the task that reads. After an error every
     further read raises that error again.
     """
-
-    def __init__(self, call: grpc.aio.UnaryStreamCall) -> None:
-        self._call = call
-        self._transcript = Transcript()
-        self._error: ServeError | None = None
-        self._cancelled = False
-        self._done = False
-
-    @property
-    def started(self) -> Started | None:
-        """The start of the request, once it came."""
-        return self._transcript.started
-
-    @property
-    def receipt(self) -> Receipt | None:
-        """The receipt, once it came."""
-        return self._transcript.receipt
 
     async def __aenter__(self) -> Self:
         return self
@@ -159,11 +150,6 @@ class AsyncEventStream:
                 return event
         raise StopAsyncIteration
 
-    def cancel(self) -> None:
-        """Stop the request; harmless when it has ended."""
-        self._cancelled = True
-        self._call.cancel()
-
     async def text(self, choice: int = 0) -> AsyncIterator[str]:
         """Yield the text of one choice, piece by piece, to the end of the stream."""
         async for event in self:
@@ -192,10 +178,5 @@ class AsyncEventStream:
         except grpc.aio.AioRpcError as exc:
             self._error = from_rpc_error(exc)
             raise self._error from exc
-        self._done = True
-        try:
-            self._transcript.check_whole()
-        except IncompleteStream as error:
-            self._error = error
-            raise
+        self._end()
         return None

@@ -47,57 +47,59 @@ Rows = list[list[str]]
 
 def tables(versions: Sequence[Version]) -> list[tuple[str, list[str], Rows]]:
     """Return title, head and rows of every table, the same for terminal and Markdown."""
-    text_rows, task_rows, output_rows, check_rows = [], [], [], []
-    for version in versions:
-        measured = version.measured
-        for kind, part in [*measured.texts.items(), ("all", measured.overall)]:
-            text_rows.append(
-                [
-                    version.name,
-                    kind,
-                    f"{part.num_positions:,}",
-                    f"{part.mean_kl:.5f}",
-                    f"{part.worst_kl:.3f}",
-                    f"{part.agreement:.4f}",
-                    f"{part.perplexity:.3f}",
-                    f"{part.baseline_perplexity:.3f}",
-                ]
-            )
-        for score in measured.scores:
-            task_rows.append(
-                [
-                    version.name,
-                    score.kind,
-                    f"{score.num_right}/{score.num_tasks}",
-                    f"{score.num_right_baseline}/{score.num_tasks}",
-                    "yes" if score.counts else "no: the baseline is under 20 %",
-                ]
-            )
-        if measured.outputs:
-            output_rows.append(
-                [
-                    version.name,
-                    str(len(measured.outputs)),
-                    f"{measured.repetition:.4f}",
-                    f"{measured.baseline_repetition:.4f}",
-                ]
-            )
-        for check in version.checks:
-            check_rows.append(
-                [
-                    version.name,
-                    check.name,
-                    f"{check.value:.5f}",
-                    f"{check.limit:g}",
-                    "holds" if check.holds else "FAILS",
-                ]
-            )
     text_head = ["version", "text", "positions", "mean KL", "worst KL", "top-1", "perplexity", "float32's"]
+    task_head = ["version", "tasks", "right", "float32's", "counts"]
+    output_head = ["version", "prompts", "repetition rate", "float32's"]
+    kinds: list[tuple[str, list[str], Callable[[Version], Rows]]] = [
+        ("Text, teacher-forced, against float32", text_head, _text_rows),
+        ("Right answers", task_head, _task_rows),
+        ("Recorded outputs", output_head, _output_rows),
+        ("Verdict", ["version", "check", "value", "limit", ""], _check_rows),
+    ]
     return [
-        ("Text, teacher-forced, against float32", text_head, text_rows),
-        ("Right answers", ["version", "tasks", "right", "float32's", "counts"], task_rows),
-        ("Recorded outputs", ["version", "prompts", "repetition rate", "float32's"], output_rows),
-        ("Verdict", ["version", "check", "value", "limit", ""], check_rows),
+        (title, head, [[version.name, *row] for version in versions for row in rows_of(version)])
+        for title, head, rows_of in kinds
+    ]
+
+
+def _text_rows(version: Version) -> Rows:
+    return [
+        [
+            kind,
+            f"{part.num_positions:,}",
+            f"{part.mean_kl:.5f}",
+            f"{part.worst_kl:.3f}",
+            f"{part.agreement:.4f}",
+            f"{part.perplexity:.3f}",
+            f"{part.baseline_perplexity:.3f}",
+        ]
+        for kind, part in [*version.measured.texts.items(), ("all", version.measured.overall)]
+    ]
+
+
+def _task_rows(version: Version) -> Rows:
+    return [
+        [
+            score.kind,
+            f"{score.num_right}/{score.num_tasks}",
+            f"{score.num_right_baseline}/{score.num_tasks}",
+            "yes" if score.counts else "no: the baseline is under 20 %",
+        ]
+        for score in version.measured.scores
+    ]
+
+
+def _output_rows(version: Version) -> Rows:
+    measured = version.measured
+    if not measured.outputs:
+        return []
+    return [[str(len(measured.outputs)), f"{measured.repetition:.4f}", f"{measured.baseline_repetition:.4f}"]]
+
+
+def _check_rows(version: Version) -> Rows:
+    return [
+        [check.name, f"{check.value:.5f}", f"{check.limit:g}", "holds" if check.holds else "FAILS"]
+        for check in version.checks
     ]
 
 
