@@ -6,8 +6,9 @@ late, and lateness that is nobody's flood, when most of the tenants that wait ar
 within its share. A tenant stands on the higher of the two.
 
 Two orders hold. Low bands climb first: a band's own rung is a step ahead of all rungs of the bands above it,
-and comes down after them. And who floods climbs first: while somebody is late that asks for more than its
-share, who asks for less stays a step behind it, so a neighbour's flood moves nobody else. Between the rising
+and comes down after them. And who asks for more than its share climbs first: while such a tenant is late, or
+what concerns all presses, who asks for less stays a step behind it, the band too, so a neighbour's flood
+moves nobody else and a low band makes room by its largest first. Between the rising
 and the falling threshold nothing moves, each move takes its time, and what climbs again soon after it came
 down stays longer: so neither noise at a threshold nor the ladder's own relief makes it flap.
 
@@ -92,12 +93,10 @@ class _Pressure:
 
     def __init__(self, band: Band, load: Load, target_s: float, fall_at: float) -> None:
         self.waits = {tenant: wait_s / target_s for tenant, wait_s in load.waits_s.get(band, {}).items()}
-        self.flooding = {
-            tenant
-            for tenant, wait in self.waits.items()
-            if wait > fall_at and not load.is_within_share(tenant, band)
-        }
-        """Those of the late, and of those that are about to be, that ask for more than their share."""
+        self.over = {tenant for tenant in self.waits if not load.is_within_share(tenant, band)}
+        """Those that ask for more than their share."""
+        self.flooding = {tenant for tenant in self.over if self.waits[tenant] > fall_at}
+        """Those of them that are late or about to be."""
         self.worst = max(self.waits.values(), default=0.0)
         self.common = 0.0
         """What is so of most of the others; of one alone nothing is. Worked number: of waits of 3, 2 and 0.1
@@ -210,26 +209,32 @@ class Ladder:
     def _climb(
         self, rungs: _BandRungs, pressure: _Pressure, from_others: float, below: Step, now: float
     ) -> None:
-        """Let a band and its tenants climb, those that flood before the others."""
-        rules, flooding, waits = self._rules, pressure.flooding, pressure.waits
-        late = [tenant for tenant, wait in waits.items() if wait >= 1.0]
-        for tenant in late:
+        """Let a band and its tenants climb, those that ask for more than their share before the others.
+
+        What presses from others presses on who asks for more, late or not, and on the band behind these.
+        """
+        rules, waits = self._rules, pressure.waits
+        is_pressed = from_others >= 1.0
+        leading = pressure.over if is_pressed else pressure.flooding
+        pressed = {
+            tenant for tenant, wait in waits.items() if wait >= 1.0 or (is_pressed and tenant in leading)
+        }
+        for tenant in pressed:
             rungs.tenants.setdefault(tenant, Rung())
-        for tenant in flooding & rungs.tenants.keys():
-            rungs.tenants[tenant].climb(waits[tenant], below, rules, now)
-        first = min((rungs.tenants[one].step for one in late if one in flooding), default=Step.REFUSE)
-        behind = min(below, first)
-        for tenant in rungs.tenants.keys() - flooding:
+        for tenant in leading & rungs.tenants.keys():
+            rungs.tenants[tenant].climb(max(waits[tenant], from_others), below, rules, now)
+        behind = min(below, min((rungs.tenants[one].step for one in leading & pressed), default=Step.REFUSE))
+        for tenant in rungs.tenants.keys() - leading:
             rungs.tenants[tenant].climb(waits.get(tenant, 0.0), behind, rules, now)
-        limit = below if from_others >= 1.0 else behind
-        rungs.own.climb(max(from_others, pressure.common), limit, rules, now)
+        rungs.own.climb(max(from_others, pressure.common), behind, rules, now)
 
     def _come_down(
         self, rungs: _BandRungs, pressure: _Pressure, from_others: float, above: Step, now: float
     ) -> None:
         """Let a band and its tenants come down; forget whom there is nothing to know of."""
         for tenant, rung in list(rungs.tenants.items()):
-            rung.come_down(pressure.waits.get(tenant, 0.0), Step.NONE, self._rules, now)
+            felt = max(pressure.waits.get(tenant, 0.0), from_others if tenant in pressure.over else 0.0)
+            rung.come_down(felt, Step.NONE, self._rules, now)
             if rung.says_nothing(self._rules, now):
                 del rungs.tenants[tenant]
         rungs.own.come_down(max(from_others, pressure.common), above, self._rules, now)

@@ -78,6 +78,27 @@ def test_a_late_band_moves_the_bands_below_it_first() -> None:
     assert fleet.of("other", Band.INTERACTIVE) == 0, "its neighbours in the band do not"
 
 
+@pytest.mark.parametrize("by", ["a better band", "pages"])
+def test_a_low_band_makes_room_by_those_who_ask_for_most_first(by: str) -> None:
+    batch = {TenantId("large"): 6.0, TenantId("small"): 6.0}
+    waits = {Band.BATCH: batch}
+    if by == "a better band":
+        waits[Band.INTERACTIVE] = {TenantId("t"): 1.0}
+    load = Load(waits, 1.0 if by == "pages" else 0.0, lambda tenant, band: tenant == "small")
+    fleet, seen = Fleet(), []
+    for _ in range(80):
+        fleet.run(1, load)
+        seen.append((fleet.of("large"), fleet.of("small"), fleet.of("nobody yet")))
+    assert seen[5] == (1, 0, 0), "nobody of the band is late itself"
+    assert seen[10] == (2, 1, 1)
+    assert all(large > small or large is Step.REFUSE for large, small, _ in seen[5:])
+    assert seen[-1] == (6, 6, 6), "all make room in the end"
+    fleet.run(12, Load({Band.BATCH: batch}, 0.0, load.is_within_share))
+    assert fleet.of("large") is Step.REFUSE, "it takes its time"
+    fleet.run(600, Load({Band.BATCH: batch}, 0.0, load.is_within_share))
+    assert (fleet.of("large"), fleet.of("small")) == (0, 0)
+
+
 def test_a_late_low_band_moves_no_better_one() -> None:
     assert Fleet().run(600, late(Band.BATCH, 50.0)) == [6, 0, 0]
 
