@@ -16,15 +16,24 @@ def most_prompt_tokens(
 ) -> int:
     """Return how many tokens a prompt may have: one that may be cut leaves room for its output.
 
-    Where no output limit was asked for, a quarter of the context (at most the tenant's default) is kept.
+    Where no output limit was asked for, a quarter of what fits (at most the tenant's default) is kept.
     The tenant's own cap holds too.
+
+    Raises:
+        PromptTooLong: The output leaves no room for a prompt, however much of it is cut.
     """
-    capacity = model.capacity
+    most = _most_tokens(options.num_choices, model.capacity)
     num_output = 0 if request.max_output_tokens == 0 else 1
     if request.cut_left:
-        usual = min(tenant.default_max_output_tokens, capacity.max_context_tokens // 4)
-        num_output = max(1, usual) if request.max_output_tokens is None else request.max_output_tokens
-    fitting = max(0, _most_tokens(options.num_choices, capacity) - num_output)
+        usual = max(1, min(tenant.default_max_output_tokens, most // 4))
+        num_output = usual if request.max_output_tokens is None else request.max_output_tokens
+        if num_output >= most:
+            raise PromptTooLong(
+                "max_output_tokens",
+                f"must be at most {most - 1} for this model where the prompt is cut,"
+                f" n = {options.num_choices}, got {num_output}",
+            )
+    fitting = max(0, most - num_output)
     return fitting if tenant.max_prompt_tokens is None else min(fitting, tenant.max_prompt_tokens)
 
 

@@ -66,7 +66,8 @@ class Fields:
         """Refuse fields that we know and do not serve; a value equal to its harmless default passes."""
         for name, harmless in names.items():
             value = self.raw(name)
-            if value is not None and value != harmless:
+            is_harmless = value == harmless and isinstance(value, bool) == isinstance(harmless, bool)
+            if value is not None and not is_harmless:
                 raise self.wrong(name, f"is not supported here, got {kind_of(value)}")
 
     def ignored(self) -> list[str]:

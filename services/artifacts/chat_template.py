@@ -214,7 +214,8 @@ class ChatTemplate:
         if not isinstance(shortest, list):
             raise PromptTooLong(
                 "messages",
-                f"even without all but the end of the last message they exceed {max_tokens} tokens",
+                f"must have at most {max_tokens} tokens in the system message and the end of the last one,"
+                f" got {shortest} or more",
             )
         cut = self._tokenizer.start_of_last(last.content, max_tokens - len(shortest))
         # At its edge the content may take a token more than inside: then a little more has to go.

@@ -200,6 +200,21 @@ def test_a_prompt_that_may_be_cut_leaves_room_for_the_output() -> None:
     assert most_prompt_tokens(may_be_cut, a_tenant(), options, a_profile()) == 925
 
 
+def test_an_output_that_leaves_no_room_for_a_prompt_that_may_be_cut_is_refused_by_name() -> None:
+    for asked, n, most in ((1025, 1, 1024), (65, 16, 64)):
+        request = a_request(max_output_tokens=asked, num_choices=n, cut_left=True)
+        with pytest.raises(PromptTooLong, match=f"must be at most {most} .*, n = {n}, got {asked}") as caught:
+            most_prompt_tokens(request, a_tenant(), checked(request), a_profile())
+        assert caught.value.detail.field == "max_output_tokens"
+        fitting = dataclasses.replace(request, max_output_tokens=most)
+        assert most_prompt_tokens(fitting, a_tenant(), checked(fitting), a_profile()) == 1
+
+
+def test_many_choices_of_a_prompt_that_may_be_cut_share_what_the_pool_holds() -> None:
+    request = a_request(num_choices=16, cut_left=True)
+    assert most_prompt_tokens(request, a_tenant(), checked(request), a_profile()) == 65 - 65 // 4
+
+
 def test_a_prompt_that_may_be_cut_may_have_more_bytes_than_fit() -> None:
     request = a_request(prompt="x" * 20_000)
     with pytest.raises(PromptTooLong, match="at most 16384 bytes"):

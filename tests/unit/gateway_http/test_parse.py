@@ -111,6 +111,15 @@ def test_a_known_field_that_would_change_the_answer_is_refused_by_name(field: st
     assert refused.value.detail.field == field
 
 
+@pytest.mark.parametrize(("field", "given"), [("best_of", True), ("use_beam_search", 0), ("detokenize", 1)])
+def test_a_number_is_not_taken_for_the_harmless_truth_value_nor_that_for_a_number(
+    field: str, given: Any
+) -> None:
+    with pytest.raises(InvalidField, match="is not supported here") as refused:
+        parse_completion({"model": "m", "prompt": "x", field: given})
+    assert refused.value.detail.field == field
+
+
 @pytest.mark.parametrize("kind", ["json_object", "json_schema"])
 def test_completions_are_text_only_too(kind: str) -> None:
     with pytest.raises(InvalidField, match=f"must be of the type text, got '{kind}'") as refused:
