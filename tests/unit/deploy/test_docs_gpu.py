@@ -71,6 +71,20 @@ def test_the_worked_examples_name_what_is_there() -> None:
     assert made.block_shared_bytes == 99 << 10
 
 
+def test_the_example_of_a_kernel_names_every_file_that_knows_it() -> None:
+    """Whoever adds one by it has forgotten none, nor learns of a list from CI."""
+    chapter = TEXT.partition("## Adding a kernel")[2]
+    known = re.compile(r"soft_cap_triton|\b(?:OpKind\.|QUIRE_)SOFT_CAP\b")
+    sources = [*ROOT.glob("bench/**/*.py"), *ROOT.glob("worker/**/*.*"), ROOT / "pyproject.toml"]
+    knowing = {
+        str(path.relative_to(ROOT))
+        for path in sources
+        if path.suffix in (".py", ".cc", ".h", ".toml") and known.search(path.read_text("utf-8"))
+    }
+    assert len(knowing) > 8
+    assert sorted(name for name in knowing if f"`{name}`" not in chapter) == []
+
+
 def test_chips_that_are_called_untuned_are() -> None:
     for name in ("linear", "paged_attention"):
         table = json.loads((KERNELS / f"{name}_tuning.json").read_text())

@@ -1,8 +1,14 @@
 """Which kernels count as tuned on a device."""
 
+from importlib import import_module
+from pathlib import Path
+
 import pytest
 import torch
+from triton.runtime.autotuner import Autotuner, Heuristics
+from triton.runtime.interpreter import InterpretedFunction
 
+from worker import kernels
 from worker.executors import triton_tiles
 from worker.executors.base import KernelUse, Tiles
 from worker.executors.triton_tiles import with_tiles
@@ -27,6 +33,14 @@ def test_a_kernel_is_tuned_where_its_own_table_was_measured(monkeypatch: pytest.
         "o": Tiles.NONE,
         "logits": Tiles.TUNED,
     }
+
+
+def test_no_kernel_looks_for_tiles_when_it_is_launched() -> None:
+    """Nothing is tuned while serving: none is wrapped in Triton's own tuner or heuristics."""
+    names = [path.stem for path in Path(kernels.__path__[0]).glob("*_triton.py")]
+    members = [member for name in names for member in vars(import_module(f"worker.kernels.{name}")).values()]
+    assert any(isinstance(member, InterpretedFunction) for member in members)
+    assert not [member for member in members if isinstance(member, (Autotuner, Heuristics))]
 
 
 def test_nothing_else_of_a_use_changes() -> None:
