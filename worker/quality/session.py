@@ -9,6 +9,7 @@ from pathlib import Path
 
 from services.artifacts.artifact import ModelArtifact, open_artifact
 from services.domain.kv_layout import KvFormat
+from worker.executors.native.build import build
 from worker.executors.native.library import Compute
 from worker.executors.native_executor import NativeExecutor, NativeOptions, load_native_executor
 from worker.executors.weights.loader import open_model
@@ -93,6 +94,7 @@ def measure_version(
         settings={
             "compute": "fp32" if options.compute is Compute.F32 else "int8",
             "kv": options.kv_format.value,
+            "instruction set": build(options.instruction_set).instruction_set,
             "baseline": str(baseline) if baseline else "its own weights in float32",
         },
         measured=measured,

@@ -11,6 +11,7 @@ from services.chassis.fatal import ConfigError
 from services.commands.quality import main
 from tests.unit.executors.tiny_models import make_model, save_folder
 from tests.unit.quantize.test_quantizer import with_tokenizer
+from worker.executors.native.build import build
 from worker.quality import report
 from worker.quality.texts import RECORDED_PROMPTS
 from worker.quantize.quantizer import quantize
@@ -81,6 +82,9 @@ def test_a_version_beyond_a_threshold_exits_with_one(
     assert main([*words, *limits(tmp_path, max_mean_kl=0)]) == 1
     (found,) = json.loads(capfd.readouterr().out)
     assert [check["name"] for check in found["checks"] if not check["holds"]] == ["mean KL"]
+    # With its weights, all that decides the digest.
+    settings = {"compute": "int8", "kv": "int8", "instruction set": build().instruction_set}
+    assert found["settings"] == settings | {"baseline": "its own weights in float32"}
 
 
 @pytest.mark.parametrize(
