@@ -158,22 +158,19 @@ async def _declare(feed: TenantFeed, num_tenants: int) -> None:
     await patiently(lambda: feed.change(lambda: Edit(changes), who="audit"))
 
 
+async def _start_client(run: _Run, name: str, count: int) -> asyncio.subprocess.Process:
+    command = [sys.executable, "-m", "bench.tenants.audit_client", run.store.url, name, str(count)]
+    flags = ["--without", *run.plan.without, *(["--deaf"] if run.plan.is_deaf else [])]
+    return await asyncio.create_subprocess_exec(
+        *command, *flags, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+
+
 async def _client(run: _Run, name: str, count: int) -> None:
     """Let one client ask `count` times; kill and replace it on its way, each time after an edit."""
     for boot in range(run.plan.num_kills + 1):
         kill_after = None if boot == run.plan.num_kills else count // 2
-        command = [
-            sys.executable,
-            "-m",
-            "bench.tenants.audit_client",
-            run.store.url,
-            f"{name}-{boot}",
-            str(count),
-        ]
-        flags = ["--without", *run.plan.without, *(["--deaf"] if run.plan.is_deaf else [])]
-        process = await asyncio.create_subprocess_exec(
-            *command, *flags, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-        )
+        process = await _start_client(run, f"{name}-{boot}", count)
         assert process.stdout is not None
         num_lines = 0
         try:

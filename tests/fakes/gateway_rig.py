@@ -117,6 +117,62 @@ class Rig:
 
 
 @asynccontextmanager
+async def fake_peers(
+    *, num_workers: int, max_context_tokens: int, total_pages: int
+) -> AsyncIterator[tuple[FakeScheduler, list[FakeWorker]]]:
+    """Start a fake scheduler and the fake workers of its one model."""
+    model = scheduler_pb2.ModelState(
+        name="tiny",
+        revision="r1",
+        max_context_tokens=max_context_tokens,
+        num_workers=num_workers,
+        max_pages=total_pages,
+        page_size=16,
+        max_sequences=32,
+    )
+    scheduler = FakeScheduler(model)
+    workers = [FakeWorker(f"worker-{n}") for n in range(num_workers)]
+    scheduler.workers = list(workers)
+    for worker in workers:
+        await worker.start()
+    await scheduler.start()
+    try:
+        yield scheduler, workers
+    finally:
+        await scheduler.stop()
+        for worker in workers:
+            await worker.stop()
+
+
+def directory() -> TenantDirectory:
+    """Return the rig's tenants and their keys."""
+    return TenantDirectory(
+        TENANTS,
+        [
+            ApiKey(id=short_id(ACME_DIGEST), tenant=ACME.id, digest=ACME_DIGEST),
+            ApiKey(id=short_id(ADMIN_DIGEST), tenant=LOCAL, digest=ADMIN_DIGEST, scopes=ADMIN),
+        ],
+    )
+
+
+@asynccontextmanager
+async def serving_door(parts: Parts) -> AsyncIterator[tuple[int, grpc.aio.Server, grpc.aio.Channel]]:
+    """Serve a gateway over gRPC on a port of its own; also give a channel to it."""
+    server = create_server(interceptors=[ErrorInterceptor()])
+    service = GatewayService(parts.generate, parts.queries, parts.auth, parts.metrics)
+    gateway_pb2_grpc.add_GenerateServiceServicer_to_server(service, server)
+    port = bind(server, "127.0.0.1:0")
+    await server.start()
+    async with create_channel(f"127.0.0.1:{port}") as channel:
+        try:
+            yield port, server, channel
+        finally:
+            # Before the server: its calls end at once, as their caller is gone.
+            await channel.close()
+            await server.stop(0.1)
+
+
+@asynccontextmanager
 async def gateway_rig(
     *,
     num_workers: int = 1,
@@ -135,26 +191,14 @@ async def gateway_rig(
     Args:
         scheduler_port: Of another scheduler than the fake one, which then nobody asks.
     """
-    model = scheduler_pb2.ModelState(
-        name="tiny",
-        revision="r1",
-        max_context_tokens=max_context_tokens,
-        num_workers=num_workers,
-        max_pages=total_pages,
-        page_size=16,
-        max_sequences=32,
-    )
-    scheduler = FakeScheduler(model)
-    workers = [FakeWorker(f"worker-{n}") for n in range(num_workers)]
-    scheduler.workers = list(workers)
-    for worker in workers:
-        await worker.start()
-    await scheduler.start()
     store = MemoryQuota(time.time) if quota is None else quota
     metrics = Metrics()
-    asked_port = scheduler.port if scheduler_port is None else scheduler_port
-    scheduler_channel = create_channel(f"127.0.0.1:{asked_port}")
-    async with asyncio.TaskGroup() as group:
+    sizes = {"max_context_tokens": max_context_tokens, "total_pages": total_pages}
+    async with (
+        fake_peers(num_workers=num_workers, **sizes) as (scheduler, workers),
+        create_channel(f"127.0.0.1:{scheduler_port or scheduler.port}") as scheduler_channel,
+        asyncio.TaskGroup() as group,
+    ):
         host = TaskHost(group)
         with ThreadPoolExecutor(2) as executor:
             parts = build_parts(
@@ -162,13 +206,7 @@ async def gateway_rig(
                 name="gateway",
                 scheduler_channel=scheduler_channel,
                 models=[byte_model()],
-                tenants=TenantDirectory(
-                    TENANTS,
-                    [
-                        ApiKey(id=short_id(ACME_DIGEST), tenant=ACME.id, digest=ACME_DIGEST),
-                        ApiKey(id=short_id(ADMIN_DIGEST), tenant=LOCAL, digest=ADMIN_DIGEST, scopes=ADMIN),
-                    ],
-                ),
+                tenants=directory(),
                 tenant_log=tenant_log or MemoryTenantLog(),
                 server_key=SERVER_KEY,
                 quota=store,
@@ -177,25 +215,14 @@ async def gateway_rig(
                 max_live=max_live,
                 settings=GenerateSettings(max_unread_tokens=max_unread_tokens, retry_percent=retry_percent),
             )
-            server = create_server(interceptors=[ErrorInterceptor()])
-            service = GatewayService(parts.generate, parts.queries, parts.auth, parts.metrics)
-            gateway_pb2_grpc.add_GenerateServiceServicer_to_server(service, server)
-            port = bind(server, "127.0.0.1:0")
-            await server.start()
-            channel = create_channel(f"127.0.0.1:{port}")
-            rig = Rig(parts, scheduler, workers, store, metrics, port, server, channel)
             try:
-                await rig.until(lambda: parts.is_ready or not waits)
-                yield rig
+                async with serving_door(parts) as (port, server, channel):
+                    rig = Rig(parts, scheduler, workers, store, metrics, port, server, channel)
+                    await rig.until(lambda: parts.is_ready or not waits)
+                    yield rig
             finally:
-                await channel.close()
-                await server.stop(0.1)
                 for task in list(host.tasks):
                     task.cancel()
-                await scheduler.stop()
-                for worker in workers:
-                    await worker.stop()
-                await scheduler_channel.close()
 
 
 @dataclass

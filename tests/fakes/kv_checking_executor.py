@@ -34,14 +34,27 @@ class KvCheckingExecutor:
     def execute(self, batch: Batch, meanwhile: Callable[[], None] = nothing) -> StepResult:
         meanwhile()
         num_sequences = len(batch.context_len)
-        page_size = self.page_size
         self.num_computed_tokens += len(batch.ids)
         self.batch_sizes.append(num_sequences)
         tables = [
-            batch.page_table[i, : -(-int(batch.context_len[i]) // page_size)].tolist()
+            batch.page_table[i, : -(-int(batch.context_len[i]) // self.page_size)].tolist()
             for i in range(num_sequences)
         ]
         self._check_no_shared_page_is_written(batch, tables)
+        self._store(batch, tables)
+        scores = self._check_what_is_read(batch, tables)
+        result = self.sim.execute(batch)
+        for output, logprob in scores.items():
+            result.logprobs[output] = logprob
+        self.num_output_rows.append(len(batch.out_rows))
+        return result
+
+    def close(self) -> None:
+        self.sim.close()
+
+    def _store(self, batch: Batch, tables: list[list[int]]) -> None:
+        """Let each token's KV stand for the token and all before it."""
+        page_size = self.page_size
         for i, table in enumerate(tables):
             begin, end = int(batch.query_start[i]), int(batch.query_start[i + 1])
             positions = batch.positions[begin:end].tolist()
@@ -52,8 +65,10 @@ class KvCheckingExecutor:
             for position, token in zip(positions, batch.ids[begin:end].tolist(), strict=True):
                 before = 0 if position == 0 else self._read(table, position - 1)
                 self._kv[table[position // page_size]][position % page_size] = _link(before, token)
-        num_outputs = len(batch.out_rows)
-        targets = [-1] * num_outputs if batch.targets is None else batch.targets.tolist()
+
+    def _check_what_is_read(self, batch: Batch, tables: list[list[int]]) -> dict[int, float]:
+        """Read what each output row attends to; return the scores of those that have a target."""
+        targets = [-1] * len(batch.out_rows) if batch.targets is None else batch.targets.tolist()
         scores: dict[int, float] = {}
         for output, (row, sample) in enumerate(zip(batch.out_rows.tolist(), batch.sampling, strict=True)):
             i = int((batch.query_start[1:] > row).argmax())
@@ -70,14 +85,7 @@ class KvCheckingExecutor:
             for position, token in enumerate(history):
                 value = _link(value, token)
                 assert self._read(tables[i], position) == value, f"KV at {position} is of other tokens"
-        result = self.sim.execute(batch)
-        for output, logprob in scores.items():
-            result.logprobs[output] = logprob
-        self.num_output_rows.append(num_outputs)
-        return result
-
-    def close(self) -> None:
-        self.sim.close()
+        return scores
 
     def _read(self, table: list[int], position: int) -> int:
         value = self._kv[table[position // self.page_size]][position % self.page_size]

@@ -136,20 +136,7 @@ def save_gguf(
     family = _GGUF_ARCHITECTURES.get(config.model_type, config.model_type)
     names = {**_GGUF_NAMES, **(_GEMMA3_GGUF_NAMES if family == "gemma3" else {})}
     writer = gguf.GGUFWriter(path, family)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    rope = config.rope_parameters
-    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
-    if (window := getattr(config, "sliding_window", None)) is not None:
-        writer.add_sliding_window(window)
-    if (head_dim := getattr(config, "head_dim", None)) is not None:
-        writer.add_key_length(head_dim)
-        writer.add_value_length(head_dim)
+    _add_config(writer, config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             values = parameter.numpy()
@@ -175,6 +162,23 @@ def save_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _add_config(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if (window := getattr(config, "sliding_window", None)) is not None:
+        writer.add_sliding_window(window)
+    if (head_dim := getattr(config, "head_dim", None)) is not None:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
 
 
 def _gguf_name(name: str, names: Mapping[str, str]) -> str:
