@@ -11,9 +11,11 @@ from gateway.stores.quota import LEASE_S, QuotaStore
 from gateway.stores.quota_redis import RedisQuota
 from gateway.stores.tenants import AUDIT_KEY, KEYS_KEY, TENANTS_KEY, USED_KEY, RedisTenantLog, TenantLog
 from services.chassis.redis import RedisStore, connect
+from services.domain.limits import Account
 from services.domain.tenant_keys import HEAD_KEY, KV_CAPS_KEY
 from tests.fakes.contract_executors import EXECUTORS, SLOW, ready
 from tests.fakes.quota_memory import MemoryQuota
+from tests.fakes.quota_values import simple
 from tests.fakes.sampler_rows import Sample
 from tests.fakes.tenants_memory import MemoryTenantLog
 from tests.unit.executors.native_models import INSTRUCTION_SETS, plan_executor
@@ -38,6 +40,12 @@ async def store(request: pytest.FixtureRequest, lease_s: float) -> AsyncIterator
     redis = connect(request.getfixturevalue("valkey_url"), limit_s=20.0)
     yield RedisQuota(redis, lease_s=lease_s)
     await redis.close()
+
+
+@pytest.fixture
+def account() -> Account:
+    """What a request of a tenant that no other test has counts against."""
+    return simple()
 
 
 @pytest.fixture

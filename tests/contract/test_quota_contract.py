@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.stores.quota import LEASE_S, Batch, QuotaStore, Reservation
 from gateway.stores.quota_redis import RedisQuota
 from services.chassis.redis import connect
-from services.domain.errors import DuplicateKey, QuotaExceeded, StaleAttempt
+from services.domain.errors import QuotaExceeded, StaleAttempt
 from services.domain.ids import RequestId, TenantId
 from services.domain.limits import Account, Limits, Rate
 from tests.fakes.quota_memory import MemoryQuota
@@ -33,11 +33,6 @@ SHORT_S = 0.2
 def refilled_since(began: float) -> float:
     """Return what 1,000 tokens a minute bring in the meantime."""
     return (time.monotonic() - began) * 1000 / 60
-
-
-@pytest.fixture
-def account() -> Account:
-    return simple()
 
 
 async def reserve_many(store: QuotaStore, reservations: list[Reservation]) -> list[RequestId]:
@@ -186,58 +181,6 @@ async def test_renewed_leases_live_on_and_a_lost_one_is_held_again(
     await store.settle([a_settlement(account)])
     await store.renew([a_running(account, n=2)])
     assert (await use_of(store, account)).num_leases == 1
-
-
-async def test_an_idempotency_key_is_charged_once(store: QuotaStore, account: Account) -> None:
-    await store.reserve(a_reservation(account, "first", key="k"))
-    with pytest.raises(DuplicateKey) as caught:
-        await store.reserve(a_reservation(account, "second", key="k"))
-    assert caught.value.detail.metadata["request_id"] == "first"
-    await store.settle([a_settlement(account, "first", key="k")])
-    with pytest.raises(DuplicateKey):
-        await store.reserve(a_reservation(account, "third", key="k"))
-    await store.reserve(a_reservation(account, "fourth", key="other"))
-    sibling = simple(organisation=account.organisation, tenant="sibling")
-    await store.reserve(a_reservation(sibling, "fifth", key="k"))
-
-
-async def test_an_idempotency_key_of_a_request_that_cost_nothing_is_free_again(
-    store: QuotaStore, account: Account
-) -> None:
-    await store.reserve(a_reservation(account, "first", key="k"))
-    await store.settle([a_settlement(account, "first", 0, 0, key="k")])
-    await store.reserve(a_reservation(account, "second", key="k"))
-
-
-@pytest.mark.parametrize("told_by", ["settle", "renew"])
-async def test_a_key_that_was_used_without_the_store_belongs_to_its_request_once_the_store_hears_of_it(
-    store: QuotaStore, account: Account, told_by: str
-) -> None:
-    if told_by == "settle":
-        await store.settle([a_settlement(account, "first", key="k")])
-    else:
-        await store.renew([a_running(account, "none"), a_running(account, "first", used=5, key="k")])
-    with pytest.raises(DuplicateKey) as caught:
-        await store.reserve(a_reservation(account, "second", key="k"))
-    assert caught.value.detail.metadata["request_id"] == "first"
-
-
-@pytest.mark.parametrize("is_renewed", [True, False])
-async def test_of_two_that_ran_under_one_key_the_one_that_the_store_heard_of_first_is_charged(
-    store: QuotaStore, account: Account, is_renewed: bool
-) -> None:
-    await store.reserve(a_reservation(account, "first", key="k"))
-    if is_renewed:
-        await store.renew([a_running(account, "elsewhere", used=25, key="k")])
-    await store.settle([a_settlement(account, "elsewhere", output=70, key="k", ending=b"{}")])
-    assert (await use_of(store, account)).day_spent == 0
-    assert await store.ending(account.organisation, account.tenant, RequestId("elsewhere")) == b"{}"
-    await store.settle([a_settlement(account, "first", key="k")])
-    use = await use_of(store, account)
-    assert (use.day_charged, use.day_spent, use.num_leases) == (40, 40, 0)
-    days = range(int(time.time() / 86_400) - 1, int(time.time() / 86_400) + 1)
-    records = await store.usage(account.organisation, account.tenant, days)
-    assert [(one.counts.requests, one.counts.output_tokens) for one in records] == [(1, 30)]
 
 
 async def test_endings_are_kept_for_their_own_tenant(store: QuotaStore, account: Account) -> None:
