@@ -66,9 +66,19 @@ struct Rows {
   int64_t groups_stride;
 };
 
-// Adds the slice's products with kRows rows to sums: [kRows, kTile].
+// Where sums of a tile are kept from its first slice on, and what becomes of them after its last.
+struct Sums {
+  float* kept;    // [rows, kTile]
+  bool is_first;  // nothing is kept yet
+  float* y;       // the tile's first output; null where sums are to be kept
+  int64_t stride;
+  const float* powers;  // [kTile]
+  const float* bias;    // [kTile], or null
+};
+
+// Adds the slice's products with kRows rows to sums.
 template <typename Source, int kColumns, bool kHasOffsets, int kRows>
-__attribute__((noinline)) void multiply(const Slice& slice, const Rows& x, float* sums) {
+__attribute__((noinline)) void multiply(const Slice& slice, const Rows& x, const Sums& sums) {
   using Dot = typename Source::Dot;
   constexpr int kScaleStep = kHasOffsets ? 2 * kTile : kTile;
   const uint8_t* codes = slice.codes;
@@ -86,7 +96,13 @@ __attribute__((noinline)) void multiply(const Slice& slice, const Rows& x, float
   QUIRE_UNROLL
   for (int m = 0; m < kRows; ++m) {
     QUIRE_UNROLL
-    for (int r = 0; r < kVectorsPerTile; ++r) totals[m][r] = load(sums + m * kTile + r * kLanes);
+    for (int r = 0; r < kVectorsPerTile; ++r) {
+      totals[m][r] = sums.is_first ? vf{} : load(sums.kept + m * kTile + r * kLanes);
+    }
+  }
+  if (sums.y != nullptr) {  // a line a row, too far apart for the machine to guess
+    QUIRE_UNROLL
+    for (int m = 0; m < kRows; ++m) __builtin_prefetch(sums.y + m * sums.stride, 1);
   }
   for (int64_t g = 0; g < slice.num_groups; ++g) {
     if (Source::kIsPacked) {
@@ -141,7 +157,15 @@ __attribute__((noinline)) void multiply(const Slice& slice, const Rows& x, float
   QUIRE_UNROLL
   for (int m = 0; m < kRows; ++m) {
     QUIRE_UNROLL
-    for (int r = 0; r < kVectorsPerTile; ++r) store(sums + m * kTile + r * kLanes, totals[m][r]);
+    for (int r = 0; r < kVectorsPerTile; ++r) {
+      const int lane = r * kLanes;
+      if (sums.y == nullptr) {
+        store(sums.kept + m * kTile + lane, totals[m][r]);
+        continue;
+      }
+      const vf product = totals[m][r] * load(sums.powers + lane);
+      store(sums.y + m * sums.stride + lane, sums.bias ? product + load(sums.bias + lane) : product);
+    }
   }
 }
 
@@ -154,7 +178,7 @@ constexpr auto passes(std::integer_sequence<int, kLess...>) {
 // Passes over num_rows rows. The last two share what is left evenly: codes and scales cost a pass of two rows what
 // they cost a full one.
 template <typename Source, int kColumns, bool kHasOffsets>
-void multiply_rows(const Slice& slice, Rows x, int64_t num_rows, float* sums) {
+void multiply_rows(const Slice& slice, Rows x, int64_t num_rows, Sums sums) {
   constexpr auto kPasses = passes<Source, kColumns, kHasOffsets>(std::make_integer_sequence<int, kMaxPass>());
   while (num_rows > 0) {
     int64_t rows = std::min<int64_t>(num_rows, kMaxPass);
@@ -163,7 +187,8 @@ void multiply_rows(const Slice& slice, Rows x, int64_t num_rows, float* sums) {
     num_rows -= rows;
     x.codes += rows * x.stride;
     x.groups += rows * x.groups_stride;
-    sums += rows * kTile;
+    sums.kept += rows * kTile;
+    if (sums.y != nullptr) sums.y += rows * sums.stride;
   }
 }
 
@@ -178,15 +203,20 @@ void unpack_panel(const uint8_t* lines, int64_t num_columns, uint8_t* panel) {
 }
 
 template <int kColumns, bool kHasOffsets>
-void multiply_tile(const PackedCodes& weight, int64_t tile, const Rows& x, int64_t num_rows, float* sums) {
+void multiply_tile(const PackedCodes& weight, int64_t tile, const Rows& x, const Block& block, const Output& out) {
+  alignas(64) float kept[kMaxRowsPerItem * kTile];
   alignas(64) uint8_t panel[kPanelColumns * kTile];
   const int64_t num_columns = static_cast<int64_t>(weight.num_groups) * weight.group;
-  std::memset(sums, 0, static_cast<size_t>(num_rows) * kTile * sizeof(float));
+  const int64_t num_rows = block.num_rows, first_output = tile * kTile;
+  const bool is_whole = first_output + kTile <= out.num_columns;
+  Sums sums{kept, true, nullptr, out.stride, weight.powers(tile), out.bias ? out.bias + first_output : nullptr};
   for (int64_t column = 0; column < num_columns; column += kPanelColumns) {
     const int64_t columns = std::min(kPanelColumns, num_columns - column);
     const uint8_t* codes = weight.codes(tile) + column * (weight.is_u4 ? kTile / 2 : kTile);
     const uint8_t* next = codes + columns * (weight.is_u4 ? kTile / 2 : kTile);
     Slice slice{codes, next, weight.scales(tile), column / kColumns, columns / kColumns, weight.group / kColumns};
+    sums.is_first = column == 0;
+    if (is_whole && column + columns == num_columns) sums.y = out.y + block.first_row * out.stride + first_output;
     const Rows part{x.codes + column, x.stride, x.groups + column / kColumns, x.groups_stride};
     if (!weight.is_u4) {
       multiply_rows<PackedU8, kColumns, kHasOffsets>(slice, part, num_rows, sums);
@@ -200,6 +230,7 @@ void multiply_tile(const PackedCodes& weight, int64_t tile, const Rows& x, int64
       }
     }
   }
+  if (!is_whole) out.write(kept, weight.powers(tile), tile, block.first_row, num_rows);
 }
 
 }  // namespace
@@ -213,13 +244,10 @@ void linear_int8(Pool& pool, const QuireWeight& weight, Activations::State& x, c
   auto* multiply_one = packed.has_offsets ? multiply_tile<32, true> : multiply_tile<32, false>;
   if (is_halved) multiply_one = packed.has_offsets ? multiply_tile<16, true> : multiply_tile<16, false>;
   for_blocks(pool, packed.num_tiles, x.num_rows, kMaxPass, [&](const Block& block) {
-    alignas(64) float sums[kMaxRowsPerItem * kTile];
     const Rows rows{x.codes.get<int8_t>() + block.first_row * x.stride(), x.stride(),
                     groups + block.first_row * groups_stride, groups_stride};
     for (int64_t tile = block.first_tile; tile < block.end_tile; ++tile) {
-      out.fetch(tile, block.first_row, block.num_rows);
-      multiply_one(packed, tile, rows, block.num_rows, sums);
-      out.write(sums, packed.powers(tile), tile, block.first_row, block.num_rows);
+      multiply_one(packed, tile, rows, block, out);
     }
   });
 }

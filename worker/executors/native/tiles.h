@@ -18,13 +18,6 @@ struct Output {
   float* y;
   int64_t stride;
 
-  // Begins to bring in what write() will fill: a line a row, too far apart for the machine to guess.
-  void fetch(int64_t tile, int64_t first_row, int64_t num_rows) const {
-    for (int64_t row = 0; row < num_rows; ++row) {
-      __builtin_prefetch(y + (first_row + row) * stride + tile * kTile, 1, 2);
-    }
-  }
-
   // sums: [num_rows, kTile]; powers: [kTile], or null for one.
   void write(const float* sums, const float* powers, int64_t tile, int64_t first_row, int64_t num_rows) const {
     for (int lane = 0; lane < kTile; lane += kLanes) {
