@@ -91,7 +91,11 @@ def headers_of(error: ServeError) -> dict[str, str]:
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, (BodyTooLarge, BodyTooSlow, Draining)):
         headers["connection"] = "close"
-    return headers | dict(error.detail.rate_limits) | _rate_limit(error)
+    hit = _rate_limit(error)
+    # The numbers of the limit that was hit stand in for those of another of its kind, the reset too.
+    hidden = {_kind(name) for name in hit}
+    rates = error.detail.rate_limits.items()
+    return headers | {name: value for name, value in rates if _kind(name) not in hidden} | hit
 
 
 def response_of(error: ServeError, more: dict[str, str] | None = None) -> Response:
@@ -119,6 +123,11 @@ def internal_error(error: Exception) -> ServeError:
 def _body(status: int, message: str, reason: str, param: str | None) -> dict[str, Any]:
     kind = _TYPE.get(status, "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": reason}}
+
+
+def _kind(name: str) -> str:
+    """Return `prompt-tokens` of `x-ratelimit-reset-prompt-tokens`."""
+    return name.removeprefix("x-ratelimit-").partition("-")[2]
 
 
 def _rate_limit(error: ServeError) -> dict[str, str]:

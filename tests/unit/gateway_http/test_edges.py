@@ -189,3 +189,25 @@ def test_no_use_is_zero_and_not_absent() -> None:
         "prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0,
         "prompt_tokens_details": {"cached_tokens": 0},
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("retry_after_s", "reset"), [(None, None), (2.0, "2s")])
+def test_a_refusal_gives_no_other_limits_reset_as_its_own(
+    retry_after_s: float | None, reset: str | None
+) -> None:
+    """Eight at once, where a minute's requests would be there again in a second."""
+    rates = {"limit-requests": "60", "remaining-requests": "59", "reset-requests": "1s", "reset-tokens": "3s"}
+    detail = ErrorDetail(
+        quota="tenant/t/max_concurrency",
+        retry_after_s=retry_after_s,
+        metadata={"limit": "4", "left": "3"},
+        rate_limits={f"x-ratelimit-{name}": value for name, value in rates.items()}
+        | {"x-quire-limits": "all"},
+    )
+    told = headers_of(QuotaExceeded("eight at once", detail))
+    assert [told.get(f"x-ratelimit-{what}-requests") for what in ("limit", "remaining", "reset")] == [
+        "4",
+        "3",
+        reset,
+    ]
+    assert (told["x-ratelimit-reset-tokens"], told["x-quire-limits"]) == ("3s", "all")
