@@ -24,7 +24,6 @@ class Probes:
 
     Args:
         port: 0 takes any free one (see `port` afterwards).
-        is_live: False asks to be restarted: the process is stuck.
         is_ready: False asks for no new work: warming up or draining.
         metrics: Served at /metrics; None answers 404 there.
         tls: None: plain text, and no questions asked.
@@ -34,7 +33,6 @@ class Probes:
         self,
         port: int,
         *,
-        is_live: Callable[[], bool] = lambda: True,
         is_ready: Callable[[], bool],
         metrics: Metrics | None = None,
         host: str = "127.0.0.1",
@@ -43,7 +41,6 @@ class Probes:
         self.port = port
         self._tls = tls
         self._host = host
-        self._is_live = is_live
         self._is_ready = is_ready
         self._metrics = metrics
         self._server: asyncio.Server | None = None
@@ -100,10 +97,11 @@ class Probes:
                 return "403 Forbidden", _TEXT, f"show a certificate that names {_READERS}\n".encode()
             return "200 OK", CONTENT_TYPE, self._metrics.render()
         if path == b"/healthz":
-            return ("200 OK", _TEXT, b"live\n") if self._is_live() else _unavailable(b"stuck\n")
+            return "200 OK", _TEXT, b"live\n"
         if path == b"/readyz":
-            ready = self._is_live() and self._is_ready()
-            return ("200 OK", _TEXT, b"ready\n") if ready else _unavailable(b"not ready\n")
+            if self._is_ready():
+                return "200 OK", _TEXT, b"ready\n"
+            return "503 Service Unavailable", _TEXT, b"not ready\n"
         return "404 Not Found", _TEXT, b"/healthz, /readyz or /metrics\n"
 
 
@@ -114,7 +112,3 @@ def _may_read_metrics(certificate: Any) -> bool:
     """Tell by what `ssl` says of a certificate; our authority's callers have one too, of no role."""
     names = (certificate or {}).get("subjectAltName", ())
     return any(("DNS", peer_name(role)) in names for role in (MONITOR, OPERATOR))
-
-
-def _unavailable(body: bytes) -> tuple[str, str, bytes]:
-    return "503 Service Unavailable", _TEXT, body

@@ -26,6 +26,8 @@ HEARTBEAT_S = 1.0
 DEAD_AFTER_S = 3.5
 """Seconds of silence after which a peer is dead: three heartbeats missed."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
+STEADY_AFTER_S = 2.0
+"""Seconds that a session lives whose link is well again."""
 
 _log = structlog.get_logger()
 
@@ -182,12 +184,11 @@ async def keep_connected(
     name: str,
     session: Callable[[], Awaitable[None]],
     *,
-    steady_after_s: float = 2.0,
     jitter: random.Random | None = None,
 ) -> NoReturn:
     """Run `session` again and again, each time one connection, with a jittered pause in between.
 
-    The pause doubles from 0.05 s to 1 s and starts over after a session that lived for `steady_after_s`.
+    The pause doubles from 0.05 s to 1 s and starts over after a session that lived for `STEADY_AFTER_S`.
     A lost peer is expected; any other exception is a bug and ends the loop.
 
     Args:
@@ -207,7 +208,7 @@ async def keep_connected(
         except (OSError, TimeoutError) as error:
             reason = type(error).__name__
         lived_s = time.monotonic() - started
-        if lived_s >= steady_after_s:
+        if lived_s >= STEADY_AFTER_S:
             pause_s = MIN_BACKOFF_S
         _log.warning("link_lost", peer=name, reason=reason, lived_s=round(lived_s, 3), pause_s=pause_s)
         await asyncio.sleep(pause_s * draw.uniform(0.5, 1.0))

@@ -121,19 +121,17 @@ async def get(port: int, path: str) -> tuple[int, str]:
 
 
 async def test_probes_tell_live_ready_and_metrics() -> None:
-    state = {"live": True, "ready": False}
+    state = {"ready": False}
     metrics = Metrics()
     metrics.counter("quire_things_total", "Things").add(3)
-    async with Probes(
-        0, is_live=lambda: state["live"], is_ready=lambda: state["ready"], metrics=metrics
-    ) as probes:
+    async with Probes(0, is_ready=lambda: state["ready"], metrics=metrics) as probes:
         assert await get(probes.port, "/healthz") == (200, "live\n")
         assert (await get(probes.port, "/readyz"))[0] == 503
         state["ready"] = True
         assert await get(probes.port, "/readyz?x=1") == (200, "ready\n")
-        state["live"] = False
-        assert (await get(probes.port, "/healthz"))[0] == 503
+        state["ready"] = False
         assert (await get(probes.port, "/readyz"))[0] == 503
+        assert (await get(probes.port, "/healthz"))[0] == 200, "one that is not ready is not restarted"
         assert "quire_things_total 3.0" in (await get(probes.port, "/metrics"))[1]
         assert (await get(probes.port, "/"))[0] == 404
         with pytest.raises(BusyPort):

@@ -47,15 +47,14 @@ class Live:
 
 
 class Backlog:
-    """One worker that runs `seats` requests, and tenants of whom `depth` always wait."""
+    """One worker that runs `seats` requests, and tenants of whom two requests each always wait."""
 
-    def __init__(self, policy: QueuePolicy, seed: int, *, seats: int = 4, depth: int = 2) -> None:
+    def __init__(self, policy: QueuePolicy, seed: int, *, seats: int = 4) -> None:
         self.policy = policy
         self.random = random.Random(seed)
         self.live: deque[Live] = deque()
         self.order: list[str] = []
         self._seats = seats
-        self._depth = depth
         self._numbers = itertools.count()
         self._tenants: dict[TenantId, Tenant] = {}
         self._waiting: defaultdict[str, int] = defaultdict(int)
@@ -110,7 +109,7 @@ class Backlog:
     # Inside
 
     def _refill(self, tenant: Tenant) -> None:
-        while tenant.is_backlogged and self._waiting[tenant.name] < self._depth:
+        while tenant.is_backlogged and self._waiting[tenant.name] < 2:
             tokens = self.random.randint(*tenant.prompts)
             hit = self.random.random() < tenant.hit_rate
             self.ask(tenant, tokens, max(0, tokens - 16) if hit else 0)
