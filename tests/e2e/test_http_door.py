@@ -10,10 +10,20 @@ import pytest
 from tests.e2e.stack import Stack
 from tests.e2e.stack_setup import MODEL
 
+EMPTY: list[dict[str, object]] = [
+    *({"prompt": prompt} for prompt in ("", [], [""], [[]], ["good", ""], [[1], []])),
+    {"prompt": "good", "max_tokens": 0},
+    *({"prompt": prompt, "max_tokens": 0, "echo": True} for prompt in ("", [], [""], [[]])),
+    {"messages": []},
+    *({"messages": [{"role": "user", "content": content}]} for content in ("", None, [])),
+]
+"""Calls that ask for nothing, or about nothing."""
+
 
 def post(stack: Stack, body: dict[str, object]) -> tuple[int, dict[str, object]]:
     """Return status and answer of an HTTP completion."""
-    url = f"http://127.0.0.1:{stack.ports.http}/v1/completions"
+    path = "chat/completions" if "messages" in body else "completions"
+    url = f"http://127.0.0.1:{stack.ports.http}/v1/{path}"
     request = Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
     try:
         with urlopen(request, timeout=60) as answer:
@@ -32,3 +42,18 @@ async def test_the_http_door_refuses_it_with_the_same_numbers(calm: Stack) -> No
     assert isinstance(error, dict)
     assert "2561" in error["message"].replace(",", "")
     assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.failure("B098")
+async def test_empty_calls_are_refused_and_what_runs_beside_them_is_unharmed(calm: Stack) -> None:
+    fields: dict[str, object] = {"model": MODEL, "max_tokens": 200, "ignore_eos": True, "seed": 3}
+    good = {**fields, "prompt": [[7] * 20, [8] * 33, [9] * 5], "n": 2}
+    _, alone = await asyncio.to_thread(post, calm, good)
+    beside = asyncio.create_task(asyncio.to_thread(post, calm, good))
+    told = await asyncio.gather(*(asyncio.to_thread(post, calm, {**fields, **one}) for one in EMPTY))
+    assert [status for status, _ in told] == [400] * len(EMPTY)
+    assert (await beside)[1]["choices"] == alone["choices"]
+    status, echoed = await asyncio.to_thread(
+        post, calm, {"model": MODEL, "prompt": "good", "max_tokens": 0, "echo": True}
+    )
+    assert (status, echoed["choices"][0]["text"]) == (200, "good")  # type: ignore[index]

@@ -69,6 +69,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.refuses: ServeError | None = None
         self.num_refusals = math.inf
         """How many Submits `refuses` still meets."""
+        self.refuses_only: Callable[[pb.Submit], bool] = lambda submit: True
+        """Which of them it meets."""
         self.is_open = asyncio.Event()
         """Steps are made only while it is set."""
         self.is_open.set()
@@ -163,7 +165,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
 
     def _on_submit(self, submit: pb.Submit) -> None:
         self.submits.append(submit)
-        if self.refuses is not None and self.num_refusals > 0:
+        if self.refuses is not None and self.num_refusals > 0 and self.refuses_only(submit):
             self.num_refusals -= 1
             refused = convert.failure_to_pb(self.refuses)
             self._events.append(pb.Event(handle=submit.handle, refused=refused))

@@ -1,4 +1,4 @@
-"""Known failures of gateways: leaking permits, dropped parameters, faults in making text, busy tokenising."""
+"""Known failures of gateways: dropped parameters, faults in making text, busy tokenising."""
 
 import asyncio
 import threading
@@ -11,12 +11,11 @@ import pytest
 from protos.gateway.v1 import gateway_pb2 as pb
 from protos.types.v1 import types_pb2
 from services.chassis.errors import from_rpc_error
-from services.domain.errors import BadRow, Code, InvalidField, QuotaExceeded
+from services.domain.errors import BadRow, Code
 from services.rpc import convert
 from tests.fakes.byte_tokenizer import EOS, ByteTokenizer
 from tests.fakes.gateway_rig import (
     ACME,
-    ACME_CONCURRENCY,
     ACME_KEY,
     Rig,
     a_request,
@@ -25,55 +24,6 @@ from tests.fakes.gateway_rig import (
     use_by,
 )
 from tests.fakes.worker_server import endless, says
-
-
-async def start(rig: Rig) -> Any:
-    """Start a stream of `acme` and read its first message."""
-    call = rig.stub.Generate(a_request(max_output_tokens=2000), metadata=ACME_KEY)
-    await call.read()
-    return call
-
-
-@pytest.mark.failure("B011")
-async def test_after_every_kind_of_end_the_whole_concurrency_is_there(rig: Rig) -> None:
-    async def success() -> None:
-        assert (await generate(rig, metadata=ACME_KEY)).text() == "ok"
-
-    async def wrong_field() -> None:
-        assert type(await failure_of(rig, n=99, metadata=ACME_KEY)) is InvalidField
-
-    async def worker_fault() -> None:
-        rig.worker.refuses = BadRow("a row of the step is not finite")
-        assert type(await failure_of(rig, metadata=ACME_KEY)) is BadRow
-        rig.worker.refuses = None
-
-    async def leaves_before_the_first_token() -> None:
-        rig.scheduler.holds = True
-        waiting = len(rig.scheduler.acquired)
-        call = rig.stub.Generate(a_request(), metadata=ACME_KEY)
-        await rig.until(lambda: len(rig.scheduler.acquired) > waiting)
-        call.cancel()
-        await rig.settled()
-        rig.scheduler.holds = False
-
-    async def leaves_in_the_middle() -> None:
-        rig.worker.script = endless
-        (await start(rig)).cancel()
-        await rig.settled()
-        rig.worker.script = says("ok")
-
-    rig.worker.step_s, rig.worker.script = 0.001, says("ok")
-    for end in (success, wrong_field, worker_fault, leaves_before_the_first_token, leaves_in_the_middle):
-        for _ in range(20):
-            await end()
-        await rig.settled()
-        assert (await use_by(rig.quota, ACME)).num_leases == 0, end.__name__
-    rig.worker.script, rig.worker.step_s = endless, 0.025
-    calls = [await start(rig) for _ in range(ACME_CONCURRENCY)]
-    assert type(await failure_of(rig, metadata=ACME_KEY)) is QuotaExceeded
-    for call in calls:
-        call.cancel()
-    await rig.settled()
 
 
 @pytest.mark.failure("B132")

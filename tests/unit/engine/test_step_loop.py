@@ -8,6 +8,7 @@ import pytest
 
 from services.domain.generation import Limits
 from tests.fakes.engine_harness import engine_config, prompt, submit
+from worker.engine.admission import Admission, Admissions
 from worker.engine.commands import Cancel, Drain, SetSlices
 from worker.engine.outputs import Accepted, ChoiceEnded, Ended, Event, Refused, Started, StepOutputs
 from worker.engine.step_scheduler import StepScheduler
@@ -131,6 +132,32 @@ def test_a_stalled_device_shows_as_age_and_an_idle_loop_does_not() -> None:
     assert engine.loop.stuck_s() == 7.0
     engine.faults.running.set()
     engine.until(Ended, 1)
+    while engine.loop.stuck_s():
+        deadline.wait(0.001)
+    assert engine.loop.stop(WAIT_S)
+
+
+@pytest.mark.failure("B164", "B053")
+def test_a_scheduler_that_starts_nobody_although_nobody_runs_shows_as_age(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    engine = Running(clock=lambda: now)
+    engine.outputs.get(timeout=WAIT_S)
+    with monkeypatch.context() as wrong:
+        wrong.setattr(Admission, "admit", lambda *args: Admissions(waits_for_room=True))
+        engine.loop.post(submit(1, prompt(20), max_output=2))
+        deadline = threading.Event()
+        while not engine.loop._working_since:
+            deadline.wait(0.001)
+        now = 107.0
+        assert engine.loop.stuck_s() == 7.0
+        # Another that comes is no progress.
+        engine.loop.post(submit(2, prompt(20), max_output=2))
+        now = 109.0
+        assert engine.loop.stuck_s() == 9.0
+    engine.loop.post(submit(3, prompt(20), max_output=2))
+    engine.until(Ended, 3)
     while engine.loop.stuck_s():
         deadline.wait(0.001)
     assert engine.loop.stop(WAIT_S)
