@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 PROTOS = Path(__file__).resolve().parents[3] / "protos"
-DESCRIBED = ("gateway", "scheduler", "worker")
-"""Packages of which no field lacks a comment: the public one, and the two at the middle of every request."""
+DESCRIBED = ("admin", "gateway", "kvmanager", "scheduler", "types", "worker")
+"""Packages of which no field lacks a comment."""
 FIELD = re.compile(r"\s+(?:optional |repeated )?(?:map<[^>]+>|[\w.]+) (?P<name>\w+) = \d+;(?P<rest>.*)")
 
 
