@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from gateway.core.limit_status import LimitStatus
+from gateway.stores.quota import Reservation
 from gateway.stores.quota_redis import RedisQuota
 from services.chassis.errors import from_rpc_error
 from services.chassis.redis import connect
@@ -37,6 +38,28 @@ async def test_what_streams_used_is_what_the_bucket_lost(rig: Rig) -> None:
     use = await use_by(rig.quota, ACME)
     assert (use.num_leases, use.reserved_tokens) == (0, 0)
     assert (use.left_tokens or 0) >= ACME_TOKENS - used - 17
+
+
+class LosesAnswers(RedisQuota):
+    """Reserves, and its caller does not hear of it."""
+
+    async def reserve(self, reservation: Reservation) -> LimitStatus:
+        await super().reserve(reservation)
+        raise DependencyDown("the answer was lost")
+
+
+@pytest.mark.failure("B125")
+async def test_a_reservation_whose_answer_was_lost_is_given_back(valkey_url: str) -> None:
+    redis = connect(valkey_url, limit_s=20.0)
+    await redis.execute("FLUSHALL")
+    async with gateway_rig(quota=LosesAnswers(redis)) as rig:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await generate(rig, metadata=ACME_KEY)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        await rig.settled()
+        use = await use_by(rig.quota, ACME)
+        assert (use.num_leases, use.reserved_tokens, use.day_spent) == (0, 0, 0)
+    await redis.close()
 
 
 @pytest.mark.failure("B146")
