@@ -1,7 +1,9 @@
 """The OpenAI-compatible door over real processes."""
 
 import asyncio
+import base64
 import json
+import random
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -57,3 +59,24 @@ async def test_empty_calls_are_refused_and_what_runs_beside_them_is_unharmed(cal
         post, calm, {"model": MODEL, "prompt": "good", "max_tokens": 0, "echo": True}
     )
     assert (status, echoed["choices"][0]["text"]) == (200, "good")  # type: ignore[index]
+
+
+@pytest.mark.failure("B102")
+async def test_a_megabyte_that_is_hard_to_tokenise_is_refused_and_others_are_served(calm: Stack) -> None:
+    draw = random.Random(102)
+    noise = base64.b64encode(draw.randbytes(750_000)).decode()
+    good: dict[str, object] = {"model": MODEL, "prompt": [7] * 20, "max_tokens": 50, "ignore_eos": True}
+    patterns = ("a" * 1_000_000, "_" * 1_000_000, " " * 1_000_000, "👍" * 250_000, noise)
+    bodies: list[dict[str, object]] = [
+        {"model": MODEL, "prompt": text[: len(text) // part]} for text in patterns for part in (1, 8)
+    ]
+    hostile = asyncio.gather(*(asyncio.to_thread(post, calm, body) for body in bodies))
+    for _ in range(3):
+        status, answer = await asyncio.to_thread(post, calm, good)
+        assert status == 200
+        assert answer["usage"]["completion_tokens"] == 50  # type: ignore[index]
+    told = await hostile
+    assert [status for status, _ in told[::2]] == [400] * len(patterns)
+    assert {answer["error"]["code"] for _, answer in told[::2]} == {"PROMPT_TOO_LONG"}  # type: ignore[index]
+    # Of the parts those fit whose long runs are a token each.
+    assert {status for status, _ in told[1::2]} == {200, 400}

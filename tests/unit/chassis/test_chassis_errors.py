@@ -187,18 +187,24 @@ async def test_a_handler_that_cancels_itself_still_ends_with_a_status(
 
 
 @pytest.mark.failure("B133")
-@pytest.mark.parametrize("num_messages", [0, 1, 1000], ids=["before", "between", "blocked-write"])
+@pytest.mark.parametrize(
+    ("num_messages", "num_read"),
+    [(0, 0), (3, 1), (1000, 0), (3, 3)],
+    ids=["before", "between", "blocked-write", "after-the-last"],
+)
 async def test_a_cancel_reaches_the_handler_through_the_interceptor(
-    service: Service, stub: Any, num_messages: int
+    service: Service, stub: Any, num_messages: int, num_read: int
 ) -> None:
     service.num_messages = num_messages
     call = stub.Generate(pb.GenerateRequest())
-    if num_messages == 1:
-        await call.read()
+    for _ in range(num_read):
+        assert (await call.read()).delta.text
     await service.started.wait()
+    assert not service.released.is_set()
     call.cancel()
     async with asyncio.timeout(60):
         await service.released.wait()
+    assert await call.code() is grpc.StatusCode.CANCELLED
 
 
 def test_a_foreign_status_keeps_its_code_and_text() -> None:

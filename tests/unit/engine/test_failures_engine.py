@@ -156,3 +156,34 @@ def test_two_that_hold_cached_prefixes_and_want_the_last_page_both_finish() -> N
     assert engine.tokens[11, 0] == tokens_alone(prompt(50, 1) + prompt(12, 3), max_output=18)
     assert engine.tokens[12, 0] == tokens_alone(prompt(40, 2) + prompt(6, 4), max_output=18)
     engine.assert_idle()
+
+
+@pytest.mark.failure("B021")
+def test_a_group_that_does_not_fit_takes_nothing_however_often_it_is_tried() -> None:
+    """It finds its prefix each time, takes none of it, and does not make it look used."""
+    tried, control = (EngineHarness(engine_config(num_pages=20)) for _ in range(2))
+    for engine in (tried, control):
+        for handle in (1, 2):
+            engine.post(submit(handle, prompt(33, handle), max_output=1))
+            engine.run()  # Leaves two cached blocks; those of 1 are the older ones.
+        engine.post(submit(3, prompt(100, 3), max_output=150))
+        while 3 not in engine.started:
+            engine.step()
+    tried.post(submit(4, prompt(33, 1) + prompt(160, 4), n=2, max_output=8))
+    for _ in range(100):
+        tried.step()
+        control.step()
+        assert tried.last is not None
+        pools = [engine.scheduler.pool for engine in (tried, control)]
+        counts = [(pool.num_free, pool.num_cached, pool.num_held) for pool in pools]
+        assert counts[0] == counts[1]
+    assert 4 not in tried.started
+    tried.post(Cancel(4))
+    for engine in (tried, control):
+        engine.post(submit(5, prompt(120, 5), max_output=1))
+        while 5 not in engine.started:
+            engine.step()
+    assert tried.kv_events == control.kv_events
+    for engine in (tried, control):
+        engine.run()
+        engine.assert_idle()
