@@ -46,6 +46,8 @@ USAGE_PATH = "/v1/usage"
 MAX_HEADER_CHARS = 1024
 BODY_LIMIT_S = 60.0
 """Seconds in which a body must have come."""
+MAX_SIZE_DIGITS = 20
+"""Digits that are read of a declared size; HTTP/1.1 parsers know no larger one."""
 PARSE_HERE_BYTES = 64 * 1024
 """A larger body is parsed in a thread, so that it holds up nobody else."""
 
@@ -175,7 +177,7 @@ class _Door:
 
     async def _body(self, request: Request) -> bytes:
         declared = request.headers.get("content-length", "")
-        self._check_size(int(declared) if declared.isdecimal() and len(declared) < 20 else 0)
+        self._check_size(int(declared[:MAX_SIZE_DIGITS]) if declared.isdecimal() else 0)
         parts, size = [], 0
         try:
             async for part in request.stream():

@@ -1,5 +1,6 @@
 """The HTTP door from outside: who gets in, what is refused and how, and what no answer gives away."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -112,6 +113,16 @@ async def test_too_large_a_body_is_refused_before_it_is_read(http: HttpRig) -> N
     assert undeclared.status_code == 413
     assert "or more" in error_of(undeclared)["message"]
     assert undeclared.headers["connection"] == "close"
+
+
+@pytest.mark.failure("B139")
+@pytest.mark.parametrize("size", [MAX_BODY_BYTES + 1, 10**18, 10**19])
+async def test_a_declared_size_is_refused_although_nothing_of_it_comes(http: HttpRig, size: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n" % size)
+    async with asyncio.timeout(60):
+        assert (await reader.readline()).split()[1] == b"413"
+    writer.close()
 
 
 async def test_a_body_just_within_the_cap_is_read(http: HttpRig) -> None:
