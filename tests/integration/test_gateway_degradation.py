@@ -191,6 +191,8 @@ async def test_a_spent_soft_budget_degrades_whoever_agreed_and_nobody_else(
         felt = [(types_pb2.DEGRADATION_STEP_CAP_OUTPUT, "100", "12")]
         assert [told(one) for one in answers[:3]] == [[], [], []], "98 are spent before the third"
         assert told(answers[4]) == felt, "the fourth told this gateway of 147"
+        warned = rig.metric("quire_budget_warnings_total", budget="daily_budget", hard="false")
+        assert warned == 3, "from the third on, with four fifths spent"
         assert rig.scheduler.acquired[-1].budget_step == types_pb2.DEGRADATION_STEP_SMALLER_MODEL
         assert rig.metric("quire_budget_degraded_tenants", step="cap_output") == 0, "far over: all the way"
         assert rig.metric("quire_budget_degraded_tenants", step="smaller_model") == 1
