@@ -4,6 +4,7 @@ Source: OpenAI's API reference for completions and chat completions; vLLM's extr
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -107,11 +108,16 @@ def with_key(call: Call, key: str) -> Call:
     """Return a call under the key that its header gave; prompts after the first have keys of their own."""
     if not key:
         return call
+    keys = [key, *(_digest_of(key, index) for index in range(1, len(call.requests)))]
     requests = (
-        dataclasses.replace(one, idempotency_key=f"{key}#{index}" if index else key)
-        for index, one in enumerate(call.requests)
+        dataclasses.replace(one, idempotency_key=its) for one, its in zip(call.requests, keys, strict=True)
     )
     return dataclasses.replace(call, requests=tuple(requests))
+
+
+def _digest_of(key: str, index: int) -> str:
+    """Return the key of a later prompt: as long for any key, and nobody's own."""
+    return hashlib.sha256(f"{index} {key}".encode()).hexdigest()
 
 
 def _refuse_formats(fields: Fields) -> None:

@@ -35,3 +35,13 @@ async def test_a_key_that_is_too_long_is_refused_under_the_name_of_its_header(ht
     assert error_of(answer)["message"].startswith(
         "Idempotency-Key: must be 0 to 128 characters long, got 129"
     )
+
+
+async def test_keys_of_later_prompts_are_never_too_long_and_nobody_s_own(http: HttpRig) -> None:
+    longest = "x" * 128
+    body = {"model": "tiny", "prompt": ["x", "y", "z"], "max_tokens": 2}
+    first = await http.web.post("/v1/completions", json=body, headers={"Idempotency-Key": longest})
+    assert first.status_code == 200, first.text
+    for key in ("x", "x#1"):
+        answer = await http.web.post("/v1/completions", json=body, headers={"Idempotency-Key": key})
+        assert answer.status_code == 200, answer.text
