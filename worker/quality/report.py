@@ -49,11 +49,11 @@ def tables(versions: Sequence[Version]) -> list[tuple[str, list[str], Rows]]:
     """Return title, head and rows of every table, the same for terminal and Markdown."""
     text_head = ["version", "text", "positions", "mean KL", "worst KL", "top-1", "perplexity", "float32's"]
     task_head = ["version", "tasks", "right", "float32's", "counts"]
-    output_head = ["version", "prompts", "repetition rate", "float32's"]
+    output_head = ["version", "answers", "repetition rate", "float32's"]
     kinds: list[tuple[str, list[str], Callable[[Version], Rows]]] = [
         ("Text, teacher-forced, against float32", text_head, _text_rows),
         ("Right answers", task_head, _task_rows),
-        ("Recorded outputs", output_head, _output_rows),
+        ("Repetition", output_head, _output_rows),
         ("Verdict", ["version", "check", "value", "limit", ""], _check_rows),
     ]
     return [
@@ -91,9 +91,9 @@ def _task_rows(version: Version) -> Rows:
 
 def _output_rows(version: Version) -> Rows:
     measured = version.measured
-    if not measured.outputs:
+    if not measured.num_answers:
         return []
-    return [[str(len(measured.outputs)), f"{measured.repetition:.4f}", f"{measured.baseline_repetition:.4f}"]]
+    return [[str(measured.num_answers), f"{measured.repetition:.4f}", f"{measured.baseline_repetition:.4f}"]]
 
 
 def _check_rows(version: Version) -> Rows:

@@ -21,7 +21,6 @@ from worker.quality.measure import (
     Progress,
     Reader,
     add_window,
-    mean_repetition,
     measure_tasks,
     measure_texts,
     record_outputs,
@@ -76,12 +75,10 @@ def measure_version(
         texts, overall = measure_texts(base, ours, reader, wanted.texts, progress)
         left_out = [kind for kind in wanted.texts if kind not in texts]
         measured = Measured(texts=texts, overall=overall, left_out=left_out)
-        measured.scores = measure_tasks(base, ours, reader, wanted.tasks, progress)
+        measure_tasks(measured, base, ours, reader, wanted.tasks, progress=progress)
         progress("recorded outputs")
         measured.outputs = record_outputs(ours, reader, wanted.prompts)
         measured.baseline_outputs = record_outputs(base, reader, wanted.prompts)
-        measured.repetition = mean_repetition(measured.outputs)
-        measured.baseline_repetition = mean_repetition(measured.baseline_outputs)
         if wanted.with_layers:
             mixed_options = replace(exact_options, compute=options.compute)
             measured.layers = _layers(base, source, executor, mixed_options, reader, wanted.texts, progress)

@@ -30,7 +30,7 @@ class Thresholds:
     max_lost_answers: float = 0.05
     """Share of the baseline's right answers that may be lost, in kinds that count, 0..1."""
     max_added_repetition: float = 0.05
-    """Repeated share of recorded outputs above the baseline's, 0..1."""
+    """Repeated share of all answers above the baseline's, 0..1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def judge(measured: Measured, limits: Thresholds) -> list[Check]:
         base = sum(score.num_right_baseline for score in counting)
         lost = max(0, base - sum(score.num_right for score in counting)) / base
         checks.append(_at_most("lost answers", lost, limits.max_lost_answers))
-    if measured.outputs:
+    if measured.num_answers:
         added = max(0.0, measured.repetition - measured.baseline_repetition)
         checks.append(_at_most("added repetition", added, limits.max_added_repetition))
     return checks

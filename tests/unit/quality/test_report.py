@@ -84,11 +84,21 @@ def test_a_verdict_on_too_little_says_what_is_lacking() -> None:
 
 def test_repetition_stands_beside_that_of_the_baseline() -> None:
     found = measured()
-    found.outputs = [("Hi", [7] * 8)]
-    found.repetition, found.baseline_repetition = 0.8, 0.25
-    (rows,) = [rows for title, _, rows in report.tables([version(found)]) if title == "Recorded outputs"]
-    assert rows == [["a|b", "1", "0.8000", "0.2500"]]
-    assert "| 0.8000 | 0.2500 |" in report.markdown([version(found)], None)
+    found.outputs, found.baseline_outputs = [("Hi", [7] * 8)], [("Hi", [7, 7, 7, 7, 7, 8, 9, 1])]
+    (rows,) = [rows for title, _, rows in report.tables([version(found)]) if title == "Repetition"]
+    assert rows == [["a|b", "1", "0.8000", "0.2000"]]
+    assert "| 0.8000 | 0.2000 |" in report.markdown([version(found)], None)
+
+
+def test_repetition_is_looked_for_in_answers_to_tasks_too() -> None:
+    found, once = measured(), list(range(8))
+    found.outputs, found.baseline_outputs = [("Hi", [7] * 8)], [("Hi", once)]
+    assert "added repetition" in [check.name for check in judge(found, Thresholds()) if not check.holds]
+    found.answers, found.baseline_answers = [once] * 19, [once] * 19
+    assert (found.repetition, found.num_answers) == (pytest.approx(0.8 / 20), 20)
+    assert all(check.holds for check in judge(found, Thresholds()))
+    found.answers[:1] = [[7] * 8]
+    assert "added repetition" in [check.name for check in judge(found, Thresholds()) if not check.holds]
 
 
 def test_thresholds_come_from_a_file(tmp_path: Path) -> None:
