@@ -33,6 +33,12 @@ SIM_FREE_BYTES = 1 << 30
 """Memory that a sim pretends to have."""
 SIM_WORDS = 4096
 """Words that a sim with a real vocabulary draws from."""
+_TRIM_THRESHOLD = -1
+"""`M_TRIM_THRESHOLD` of glibc: from how many free bytes at its end a heap shrinks."""
+_KEPT_HEAP = 1 << 20
+"""Bytes: small arrays of a step find their memory again, larger ones cost no memory between steps."""
+_LARGER_PIECE = 100 << 10
+"""Bytes: above the 64 KiB from which glibc looks at the end of a heap."""
 
 _log = structlog.get_logger()
 
@@ -79,7 +85,7 @@ def load(config: WorkerConfig, open_model: Callable[[WorkerConfig], Opened] = op
         executor.execute(warm_up_batch())
     except ExecutorFault as exc:
         raise EngineFailed(f"the first step failed: {exc}; lower --kv-memory or look at the device") from exc
-    _give_back_free_heap()
+    give_back_free_heap()
     _log.info(
         "model_loaded",
         model=profile.model,
@@ -107,15 +113,21 @@ def _room(config: WorkerConfig, opened: Opened, need: PoolNeed) -> KvRoom:
     return device_room(use, config.kv_memory_fraction)
 
 
-def _give_back_free_heap() -> None:
-    """Return what loading has freed to the system; C libraries without the call do so by themselves, or not.
+def give_back_free_heap() -> None:
+    """Return what this thread has freed to the system; other C libraries do so by themselves, or not.
 
     The vocabulary and merges of a GGUF file and the making of rotation tables leave 10 MB (49k ids) to 17 MB
-    (262k ids) behind, in pieces that glibc keeps for later allocations, which a worker does not make.
+    (262k ids) behind, packing weights 17 MB: glibc keeps them for allocations that a worker does not make.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "malloc_trim"):
+        return
+    # 1. Pieces between others.
+    library.malloc_trim(0)
+    # 2. The end of the heap of a thread that is not the first: only freeing a larger piece gives that back.
+    library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    library.mallopt(_TRIM_THRESHOLD, _KEPT_HEAP)
+    library.free(library.malloc(_LARGER_PIECE))
 
 
 def warm_up_batch() -> Batch:

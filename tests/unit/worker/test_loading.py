@@ -1,6 +1,9 @@
 """What is loaded before a worker serves."""
 
 import json
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +39,42 @@ def model_folder(folder: Path) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
     (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     return folder
+
+
+HEAP_OF_A_THREAD = """
+import threading
+
+import numpy as np
+import psutil
+
+from worker.loading import give_back_free_heap
+
+def load() -> None:
+    # What glibc has mapped and got back makes it take smaller pieces from a heap, and keep them.
+    first = np.ones(24 << 20, np.uint8)
+    del first
+    before = psutil.Process().memory_info().rss
+    kept = [np.ones(2 << 20, np.uint8) for _ in range(8)]
+    del kept
+    after = psutil.Process().memory_info().rss
+    give_back_free_heap()
+    print(after - before, psutil.Process().memory_info().rss - before)
+
+thread = threading.Thread(target=load)
+thread.start()
+thread.join()
+"""
+"""For a process of its own: what glibc keeps depends on all that was freed before."""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries keep other things")
+def test_what_the_loading_thread_freed_is_given_back() -> None:
+    words = subprocess.run(
+        [sys.executable, "-c", HEAP_OF_A_THREAD], check=True, capture_output=True, text=True
+    )
+    kept, left = map(int, words.stdout.split())
+    assert kept > 15 << 20
+    assert left < 4 << 20
 
 
 def test_a_bare_sim_pretends_a_gibibyte() -> None:
