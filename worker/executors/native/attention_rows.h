@@ -67,7 +67,8 @@ class AttentionRows {
   Panel next_panel(const KeySource& keys, BlockOfHead next, int panel) const;
   void prefetch(const typename Section::Item* items, int part, int parts) const;
   void score(int panel);
-  void weigh(const KeySource& keys, int row);
+  void weigh(const KeySource& keys);
+  float* tail_of(int row) const { return states_[row] + state_sums(head_dim_); }
   void add_values();
 
   int num_rows_ = 0;
@@ -79,6 +80,7 @@ class AttentionRows {
   std::vector<float> scores_;               // [rows, kBlock]; becomes the weights
   std::vector<int16_t> weights_;            // [rows, kBlock]; int8 alone
   std::vector<KeyRange> ranges_;
+  std::vector<float> tops_, heaviest_;      // of each row: the largest score so far, the block's largest weight
   std::vector<float> keeps_, gains_;        // factors on the row's sums so far, and (int8) on the block's
 
   Panel panels_[kBlock / kPanel];
@@ -99,6 +101,8 @@ void AttentionRows<kFormat>::resize(int num_rows, int head_dim) {
   scores_.resize(rows * kBlock);
   if (kFormat == QUIRE_KV_INT8) weights_.resize(rows * kBlock);
   ranges_.resize(rows);
+  tops_.resize(rows);
+  heaviest_.resize(rows);
   keeps_.resize(rows);
   gains_.resize(rows);
 }
@@ -155,7 +159,7 @@ void AttentionRows<kFormat>::attend(const KeySource& keys, int64_t block, BlockO
     score(panel);
   }
   // 3. Weights, and what they do to the sums so far.
-  for (int row = 0; row < num_rows_; ++row) weigh(keys, row);
+  weigh(keys);
   // 4. Weighted values, while the keys of the next block are on their way.
   add_values();
 }
@@ -216,18 +220,34 @@ void AttentionRows<kFormat>::score(int panel) {
   });
 }
 
+// Each phase goes through all rows before the next one: a row's own phases wait for each other, rows do not.
 template <QuireKvFormat kFormat>
-void AttentionRows<kFormat>::weigh(const KeySource& keys, int row) {
-  const size_t offset = static_cast<size_t>(row) * kBlock;
-  RowWeights weights(&scores_[offset], ranges_[row], first_panel_ * kPanel, last_panel_ * kPanel);
-  if (ranges_[row].is_empty()) {
-    weights.clear();
-    keeps_[row] = 1.0f;
-  } else {
-    float* tail = states_[row] + state_sums(head_dim_);
-    keeps_[row] = weights.weigh(keys.soft_cap, tail, KvItems<kFormat>::kScaled ? value_scales_ : nullptr);
+void AttentionRows<kFormat>::weigh(const KeySource& keys) {
+  const auto each_row = [&](const auto& body) {
+    for (int row = 0; row < num_rows_; ++row) {
+      RowWeights weights(&scores_[static_cast<size_t>(row) * kBlock], ranges_[row], first_panel_ * kPanel,
+                         last_panel_ * kPanel);
+      body(row, weights);
+    }
+  };
+  each_row([&](int row, RowWeights& weights) {
+    if (!ranges_[row].is_empty()) tops_[row] = weights.find_largest(keys.soft_cap, tail_of(row));
+  });
+  each_row([&](int row, RowWeights& weights) {
+    if (ranges_[row].is_empty()) {
+      weights.clear();
+      keeps_[row] = 1.0f;
+      heaviest_[row] = 0.0f;
+    } else {
+      const float* const* scales = KvItems<kFormat>::kScaled ? value_scales_ : nullptr;
+      keeps_[row] = weights.weigh(tops_[row], tail_of(row), scales, heaviest_[row]);
+    }
+  });
+  if constexpr (kFormat == QUIRE_KV_INT8) {
+    each_row([&](int row, RowWeights& weights) {
+      gains_[row] = weights.round(heaviest_[row], &weights_[static_cast<size_t>(row) * kBlock]);
+    });
   }
-  if constexpr (kFormat == QUIRE_KV_INT8) gains_[row] = weights.round(&weights_[offset]);
 }
 
 template <QuireKvFormat kFormat>

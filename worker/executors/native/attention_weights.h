@@ -24,12 +24,16 @@ class RowWeights {
  public:
   RowWeights(float* scores, KeyRange range, int begin, int end) : scores_(scores), range_(range), begin_(begin), end_(end) {}
 
-  // Weighs by 2^score, relative to the largest score so far. Returns the factor on what the row had before.
-  // scales: [panel] of 16 floats each that the weights are multiplied by, or null.
-  float weigh(float soft_cap, float* tail, const float* const* scales) {
+  // Returns the largest score so far.
+  float find_largest(float soft_cap, const float* tail) {
     vf top = set1(-std::numeric_limits<float>::infinity());
     each_vector([&](int, int, int column) { top = max(see(column, soft_cap), top); });
-    const float largest = std::max(tail[0], max_lanes(top));
+    return std::max(tail[0], max_lanes(top));
+  }
+
+  // Weighs by 2^score, relative to the largest score so far. Returns the factor on what the row had before, and sets
+  // the heaviest weight. scales: [panel] of 16 floats each that the weights are multiplied by, or null.
+  float weigh(float largest, float* tail, const float* const* scales, float& heaviest_one) {
     vf total = {}, heaviest = {};
     each_vector([&](int panel, int inside, int column) {
       vf weight = exp2_falling(load(scores_ + column) - largest);
@@ -40,28 +44,25 @@ class RowWeights {
       }
       store(scores_ + column, weight);
     });
-    heaviest_ = scales != nullptr ? max_lanes(heaviest) : 1.0f;
+    heaviest_one = scales != nullptr ? max_lanes(heaviest) : 1.0f;
     const float keep = exp2_falling(tail[0] - largest);
     tail[0] = largest;
     tail[1] = tail[1] * keep + sum_lanes(total);
     return keep;
   }
 
-  void clear() {
-    std::fill(scores_ + begin_, scores_ + end_, 0.0f);
-    heaviest_ = 0.0f;
-  }
+  void clear() { std::fill(scores_ + begin_, scores_ + end_, 0.0f); }
 
   // Writes the weights rounded to int16, the heaviest as 32767. Returns what one of those units is worth.
-  float round(int16_t* weights) const {
-    const bool is_zero = !(heaviest_ > 1e-30f);
-    const float inverse = is_zero ? 0.0f : kInt16Max / heaviest_;
+  float round(float heaviest, int16_t* weights) const {
+    const bool is_zero = !(heaviest > 1e-30f);
+    const float inverse = is_zero ? 0.0f : kInt16Max / heaviest;
     for (int i = begin_; i < end_; i += kPanel) {
       vf x[kPanelVectors];
       for (int j = 0; j < kPanelVectors; ++j) x[j] = load(scores_ + i + j * kLanes) * inverse;
       store_int16(weights + i, x);
     }
-    return is_zero ? 0.0f : heaviest_ / kInt16Max;
+    return is_zero ? 0.0f : heaviest / kInt16Max;
   }
 
  private:
@@ -91,7 +92,6 @@ class RowWeights {
   float* scores_;
   KeyRange range_;
   int begin_, end_;
-  float heaviest_ = 0.0f;
 };
 
 }  // namespace quire

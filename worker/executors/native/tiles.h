@@ -10,7 +10,7 @@
 
 namespace quire {
 
-constexpr int64_t kMaxRowsPerItem = 120;  // activations stay in the second-level cache, sums in the first
+constexpr int64_t kMaxRowsPerItem = 144;  // activations stay in the second-level cache, sums in the first
 
 struct Output {
   int32_t num_columns;

@@ -103,9 +103,17 @@ inline vf fma(vf a, vf b, vf c) {
 #endif
 }
 
-// The larger one per lane; b where either is NaN.
+// The larger one per lane; b where either is NaN, or where both are zero.
+#if defined(QUIRE_ISA_AVX512VNNI)
+inline vf max(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
+inline vf min(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
+#elif defined(QUIRE_ISA_AVX2VNNI) || defined(QUIRE_ISA_AVX2)
+inline vf max(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
+inline vf min(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
+#else
 inline vf max(vf a, vf b) { return a > b ? a : b; }
 inline vf min(vf a, vf b) { return a < b ? a : b; }
+#endif
 inline vi max(vi a, vi b) { return a > b ? a : b; }
 inline vf abs(vf v) { return (vf)((vi)v & 0x7fffffff); }
 
@@ -127,8 +135,10 @@ inline T fold_lanes(typename VectorOf<T, kLanes>::type v, Fold fold) {
     std::memcpy(&high, reinterpret_cast<const char*>(&eight) + sizeof(eight) - 16, 16);
     four = fold(four, high);
   }
-  const T low = fold(four[0], four[2]), high = fold(four[1], four[3]);
-  return fold(low, high);
+  // Vectors all the way: single lanes would go through other registers.
+  using Four = typename VectorOf<T, 4>::type;
+  const Four two = fold(four, Four{four[2], four[3], four[0], four[1]});
+  return fold(two, Four{two[1], two[0], two[3], two[2]})[0];
 }
 inline float sum_lanes(vf v) {
   return fold_lanes<float>(v, [](auto a, auto b) { return a + b; });
