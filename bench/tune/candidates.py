@@ -37,7 +37,8 @@ def linear_families(chip: str, kind: str, in_features: int) -> list[list[list[Li
 def attention_tiles(chip: str, kernel: Kernel) -> list[AttentionTile]:
     """Return candidates for one of attention's kernels."""
     rows = (32, 64, 128) if kernel == "ragged" else (16,)
-    warps = (4, 8) if kernel == "ragged" else (2, 4, 8)
+    # With fewer than 4 warps NVIDIA's newer matrix units are not used, and bits would be others.
+    warps = (4, 8)
     stages = (1, 2) if chip.startswith("gfx") else (1, 2, 3, 4, 5)
     return [
         AttentionTile(m=m, num_warps=num_warps, num_stages=num_stages)

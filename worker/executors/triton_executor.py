@@ -3,8 +3,6 @@
 Weights are multiplied as codes of 4 or 8 bits where the file has them, else in the type of activations. Knows
 plans, weights, pages and a device; knows nothing of requests or why a row is in the step. Where kernels are
 interpreted the device is the CPU: that is for tests.
-Compiled kernels are not batch-invariant, and the profile says so: attention has other matrix instructions
-in a decode step than in a mixed one.
 """
 
 import secrets
@@ -168,8 +166,7 @@ class TritonExecutor:
         """Say what was loaded. formats: All that decides in which numbers the plan is computed."""
         chip = chip_of(self._stream.device)
         versions = (triton.__version__, chip, linear_tuning.numerics(chip), attention_tuning.numerics(chip))
-        # Compiled, the two kernels of attention do not sum in one order (`paged_attention_triton`).
-        is_invariant = INTERPRETED and not self._plan.uses_vendor
+        is_invariant = not self._plan.uses_vendor
         shared = digest_of("triton", *versions, revision, *formats, str(INTERPRETED), str(is_invariant))
         return ModelProfile(
             model=name,

@@ -6,7 +6,7 @@ products are of q's type, sums and softmax float32, and weights are rounded to q
 values. What lies past the end of a sequence is not read there either.
 Query head h reads key-value head h / (q_heads / kv_heads).
 
-A row's bits depend on its own sequence alone, though not yet on a GPU (see `paged_attention_triton`).
+A row's bits depend on its own sequence alone.
 Queries go in tiles of `query_tile` tokens of one sequence, cut at multiples of `query_tile` positions;
 keys in blocks of `KEY_BLOCK` from position 0. So every product has one fixed shape, and a row adds its
 blocks up in one order, from the first to the one with its own position. Blocks beyond it, where a tile

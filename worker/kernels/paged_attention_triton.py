@@ -1,10 +1,9 @@
 """Launches `paged_attention` in Triton (see `paged_attention` for the contract, `kv_pages` for the memory).
 
 `ragged_attention` serves prefill, chunked prefill and mixed batches; `decode_attention` one query for each
-sequence. The two cut keys alike and merge them alike, so interpreted, with dots summed in one order, they
-give a row the same bits. Compiled they do not: their tiles multiply with other instructions, or add a
-block's weights up over other warps (`tests/unit/kernels/test_attention_instructions.py` reads which). So on
-a device a worker does not call itself batch-invariant.
+sequence. The two cut keys alike, merge them alike and multiply with one instruction (which
+`tests/unit/kernels/test_attention_instructions.py` reads from what is compiled), so they give a row the same
+bits.
 
 Knows torch and Triton alone; knows nothing of who planned the batch.
 """
@@ -81,6 +80,15 @@ _CAPPED_ROWS = 64
 """Most rows of a tile whose scores are bent: beside an exponential's registers, 128 would spill."""
 
 
+_OPTIONS: dict[str, dict[str, object]] = {
+    # Left alone, the assembler keeps to fewer registers and spills into memory what it could have held.
+    "sm_100": {"maxnreg": 255},
+    # The compiler would take another instruction, with other sums inside, for larger tiles.
+    "gfx942": {"matrix_instr_nonkdim": 16},
+}
+"""What a chip's compiler is told of all kernels here."""
+
+
 def _tile_of(kernel: Kernel, chip: str, head_dim: int, kv_dtype: torch.dtype, group: int, cap: float) -> Tile:
     tile = tuning.tile(chip, kernel, head_dim, is_int8=kv_dtype is torch.int8)
     return _fitted(tile, group, has_cap=cap > 0)
@@ -110,7 +118,8 @@ def ragged_attention(
     """
     kv_heads, _, head_dim = kv.shape
     group = q.shape[1] // head_dim // kv_heads
-    tile = tile or _tile_of("ragged", chip_of(q.device), head_dim, kv.keys.dtype, group, soft_cap)
+    chip = chip_of(q.device)
+    tile = tile or _tile_of("ragged", chip, head_dim, kv.keys.dtype, group, soft_cap)
     num_sequences = len(batch.context_len)
     tokens = tile.m // group
     grid = (kv_heads, len(q) // tokens + 2 * num_sequences)
@@ -118,9 +127,10 @@ def ragged_attention(
         q, out, kv.keys, kv.values, kv.key_scales, kv.value_scales,
         batch.query_start, batch.context_len, batch.page_table, num_sequences,
         batch.page_table.stride(0), *_page_strides(kv), *_factors(scale, soft_cap), window,
-        GROUP=group, M=tile.m, COMPUTE=compute_type(q.dtype),
+        GROUP=group, M=tile.m, KEYS=_key_axis(tile), COMPUTE=compute_type(q.dtype),
         **_shape(q, kv, window, soft_cap),
         num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=False,
+        **_OPTIONS.get(chip, {}),
     )  # fmt: skip
 
 
@@ -145,7 +155,8 @@ def decode_attention(
     """
     kv_heads, _, head_dim = kv.shape
     group = q.shape[1] // head_dim // kv_heads
-    tile = tile or _tile_of("decode", chip_of(q.device), head_dim, kv.keys.dtype, group, soft_cap)
+    chip = chip_of(q.device)
+    tile = tile or _tile_of("decode", chip, head_dim, kv.keys.dtype, group, soft_cap)
     num_sequences, max_splits = len(batch.context_len), memory.tops.shape[1]
     splits = (memory.tops, memory.totals, memory.sums)
     shape = _shape(q, kv, window, soft_cap)
@@ -155,11 +166,12 @@ def decode_attention(
         batch.page_table.stride(0), *_page_strides(kv), max_splits, *_factors(scale, soft_cap), window,
         GROUP=group, M=tile.m, COMPUTE=compute_type(q.dtype),
         **shape, num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=False,
+        **_OPTIONS.get(chip, {}),
     )  # fmt: skip
     kernels.merge_kernel[(kv_heads * group, num_sequences)](
         out, *splits, batch.query_start, batch.context_len, max_splits, window,
         **{name: shape[name] for name in ("NUM_HEADS", "HEAD_DIM", "HAS_WINDOW", "D", "SPLIT")},
-        num_warps=1, enable_fp_fusion=False,
+        num_warps=1, enable_fp_fusion=False, **_OPTIONS.get(chip, {}),
     )  # fmt: skip
 
 
@@ -171,6 +183,11 @@ def lanes_of(num_sequences: int, kv_heads: int, memory: SplitMemory) -> int:
     """
     lanes: int = min(memory.tops.shape[1], triton.cdiv(_DECODE_PROGRAMS, num_sequences * kv_heads))
     return lanes
+
+
+def _key_axis(tile: Tile) -> int:
+    """Return along which axis of a ragged tile's products keys lie: the left operand has 64 rows or more."""
+    return 1 if tile.m >= KEY_BLOCK else 0
 
 
 def _page_strides(kv: LayerKv) -> tuple[int, int]:
@@ -202,17 +219,21 @@ def aot_kernels(chip: str) -> Iterator[AotKernel]:
     merged: set[str] = set()
     for kernel in KERNELS:
         for form in forms(chip, kernel):
-            yield _aot_kernel(f"{kernel}-{form.name}", form, _tile_of_form(kernel, chip, form))
+            yield _aot_kernel(chip, f"{kernel}-{form.name}", form, _tile_of_form(kernel, chip, form))
             if kernel == "decode" and form.merge_name not in merged:
                 merged.add(form.merge_name)
-                yield _aot_kernel(f"merge-{form.merge_name}", form, Tile(m=1, num_warps=1, num_stages=3))
+                yield _aot_kernel(
+                    chip, f"merge-{form.merge_name}", form, Tile(m=1, num_warps=1, num_stages=3)
+                )
 
 
 def aot_kernels_of(chip: str, kernel: Kernel, key: str, tile: Tile) -> Iterator[AotKernel]:
     """Yield every form of a kernel that an entry of the chip's table is for, cut by another tile."""
     for form in forms(chip, kernel):
         if tuning.key(form.head_dim, is_int8=form.kv_dtype == "i8") == key:
-            yield _aot_kernel(f"{kernel}-{form.name}", form, _fitted(tile, form.group, has_cap=form.has_cap))
+            yield _aot_kernel(
+                chip, f"{kernel}-{form.name}", form, _fitted(tile, form.group, has_cap=form.has_cap)
+            )
 
 
 def _tile_of_form(kernel: Kernel, chip: str, form: Form) -> Tile:
@@ -220,7 +241,7 @@ def _tile_of_form(kernel: Kernel, chip: str, form: Form) -> Tile:
     return _fitted(tile, form.group, has_cap=form.has_cap)
 
 
-def _aot_kernel(name: str, form: Form, tile: Tile) -> AotKernel:
+def _aot_kernel(chip: str, name: str, form: Form, tile: Tile) -> AotKernel:
     function: Any = getattr(kernels, f"{name.partition('-')[0]}_kernel")
     absent = () if form.kv_dtype == "i8" else ("key_scales", "value_scales")
     types = {
@@ -245,6 +266,7 @@ def _aot_kernel(name: str, form: Form, tile: Tile) -> AotKernel:
         "KEY_BLOCK": KEY_BLOCK,
         "SPLIT": SPLIT,
         "M": tile.m,
+        "KEYS": _key_axis(tile),
     }
     names = function.arg_names
     return AotKernel(
@@ -255,4 +277,5 @@ def _aot_kernel(name: str, form: Form, tile: Tile) -> AotKernel:
         aligned=frozenset({"page_stride", "scale_stride"} & set(names)),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        options=_OPTIONS.get(chip, {}),
     )

@@ -218,7 +218,7 @@ def test_attention_gets_the_fastest_tile_of_each_kernel_and_shape(read_anew: Cal
         ragged = paged_attention_tuning.tile("sm_90", "ragged", 96, is_int8=True)
         decode = paged_attention_tuning.tile("sm_90", "decode", 128, is_int8=True)
         assert ragged == AttentionTile(m=64, num_warps=4, num_stages=3)
-        assert decode == AttentionTile(m=16, num_warps=2, num_stages=3)
+        assert decode == AttentionTile(m=16, num_warps=4, num_stages=3)
         assert paged_attention_tuning.label("sm_90") == f"{LABEL}: d128-int8"
         assert paged_attention_tuning.label("sm_80") == "untuned"
         assert paged_attention_tuning.numerics("sm_90") != numerics

@@ -93,14 +93,14 @@ def test_the_vendors_products_are_as_near_and_marked(tmp_path: Path) -> None:
 
 
 @pytest.mark.failure("B094")
-def test_compiled_kernels_promise_nobody_their_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: decode and ragged attention sum in different orders there; pages may be anybody's."""
+def test_compiled_kernels_promise_their_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU; what interpreted kernels give is not what compiled ones do."""
     path = save_folder(make_model("llama"), tmp_path)
-    assert load(path).profile.is_batch_invariant
+    interpreted = load(path).profile
     monkeypatch.setattr(triton_executor, "INTERPRETED", False)
     ours, again = load(path).profile, load(path).profile
-    assert not ours.is_batch_invariant
-    assert ours.numerics != again.numerics
+    assert ours.is_batch_invariant
+    assert ours.numerics == again.numerics != interpreted.numerics
     assert ours.namespace == again.namespace
 
 
