@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 
@@ -99,6 +100,8 @@ async def _show(args: argparse.Namespace) -> int:
         async for top in screens(args):
             if args.json:
                 print_json(top)
+                if top.queue is None:
+                    print(NO_ANSWER, file=sys.stderr)
             elif live is None:
                 screen.print(show(top, args.rows))
             else:

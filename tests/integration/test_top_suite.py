@@ -86,7 +86,9 @@ async def test_it_shows_what_each_tenant_gets_beside_what_its_weight_would_give(
 def test_one_look_without_a_scheduler_says_so(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     nobody = [f"--scheduler=127.0.0.1:{free_port()}", f"--kvmanager=127.0.0.1:{free_port()}"]
     assert top.main(["--once", "--every", "0.05", "--json", *nobody]) == 1
-    screen = json.loads(capsysbinary.readouterr().out)
+    out, err = capsysbinary.readouterr()
+    screen = json.loads(out)
     assert (screen["queue"], screen["tenants"]) == (None, [])
+    assert err.decode() == f"{NO_ANSWER}\n"
     assert top.main(["--once", "--every", "0.05", *nobody]) == 1
     assert NO_ANSWER.encode() in capsysbinary.readouterr().out
